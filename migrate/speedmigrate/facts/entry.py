@@ -1,0 +1,255 @@
+"""One entry point: the calls that its run can make, each with what is called, and the facts built on them."""
+
+from __future__ import annotations
+
+import ast
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from speedmigrate.facts.module import FunctionNode, Module
+from speedmigrate.facts.project import Project
+from speedmigrate.facts.values import Attr, Cls, Expr, Ext, Frame, Func, Inst, Result, Value, Values, own_nodes
+from speedmigrate.rule import Options
+from speedmigrate.target import Target
+
+if TYPE_CHECKING:
+    from speedmigrate.launch.find import Launch
+
+Scope = tuple[Module, ast.AST, Frame | None]
+_MAX_FRAMES = 3000
+_MAX_FRAMES_A_FUNCTION = 4
+# Classes whose methods a framework calls, so that a subclass's own methods are part of the run.
+FRAMEWORK_BASES = frozenset(
+    "Trainer Seq2SeqTrainer SFTTrainer DPOTrainer RewardTrainer PPOTrainer KTOTrainer ORPOTrainer GRPOTrainer "
+    "LightningModule LightningDataModule TrainerCallback".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One call of the run: the expression, in its frame, and what is called."""
+
+    expr: Expr
+    callees: tuple[Value, ...]
+
+    @property
+    def node(self) -> ast.Call:
+        assert isinstance(self.expr.node, ast.Call)
+        return self.expr.node
+
+    @property
+    def module(self) -> Module:
+        return self.expr.module
+
+
+class EntryFacts:
+    """What is known of one entry point; everything is computed when it is first asked for."""
+
+    def __init__(self, project: Project, path: str, target: Target, options: Options, values: Values | None = None) -> None:
+        self.project = project
+        self.path = path
+        self.target = target
+        self.options = options
+        self.values = values or Values(project)
+
+    @cached_property
+    def module(self) -> Module | None:
+        return self.project.module(self.path)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Every call of the run that was followed, in the order of the walk."""
+        return self._run[0]
+
+    @property
+    def scopes(self) -> tuple[Scope, ...]:
+        """Every function of the run (and the top of the file), in the frame that it was entered by."""
+        return self._run[1]
+
+    @cached_property
+    def _run(self) -> tuple[tuple[Site, ...], tuple[Scope, ...]]:
+        if self.module is None:
+            return (), ()
+        scopes: list[Scope] = []
+        found = tuple(_walk(self.values, self.module, [(self.module.tree, None)], scopes))
+        if self._trains(found):
+            return found, tuple(scopes)
+        # No run starts here: the file's functions are started from elsewhere (a console script, a registry).
+        starts: list[tuple[ast.AST, Frame | None]] = [(self.module.tree, None)]
+        for node in self.module.tree.body:
+            if isinstance(node, FunctionNode):
+                starts.append((node, Frame(Func(self.module, node), None)))
+        scopes.clear()
+        return tuple(_walk(self.values, self.module, starts, scopes)), tuple(scopes)
+
+    def calls(self, package: str, *names: str) -> Iterator[tuple[Site, Ext | Cls]]:
+        """Yield the calls of a class or function of `package` by its last name, subclasses of the root included."""
+        wanted = set(names)
+        for site in self.sites:
+            for callee in site.callees:
+                base = self.base(callee)
+                if base is not None and base.last in wanted and base.package == package:
+                    assert isinstance(callee, Ext | Cls)
+                    yield site, callee
+                    break
+
+    def base(self, value: Value) -> Ext | None:
+        """Return the outside name of a value: itself, or the first base of a class that is outside the root."""
+        if isinstance(value, Ext):
+            return value
+        if isinstance(value, Cls):
+            return next((owner for owner in self.values.mro(value) if isinstance(owner, Ext)), None)
+        return None
+
+    @cached_property
+    def methods(self) -> tuple[Site, ...]:
+        """The calls of methods of objects from outside the root (`loss.backward()`, `trainer.train()`)."""
+        return tuple(site for site in self.sites if any(isinstance(callee, Attr) for callee in site.callees))
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether training code is seen: a backward call, or a trainer's `train`/`fit`."""
+        return self._trains(self.sites)
+
+    def _trains(self, sites: tuple[Site, ...]) -> bool:
+        for site in sites:
+            func = site.node.func
+            if isinstance(func, ast.Attribute):
+                if func.attr == "backward":
+                    return True
+                if func.attr in {"train", "fit"} and any(_is_trainer(self, callee) for callee in site.callees):
+                    return True
+        return False
+
+    @cached_property
+    def launches(self) -> tuple[Launch, ...]:
+        from speedmigrate.launch.find import find_launches
+
+        importers = self.project.importers(self.path)
+        return find_launches(
+            self.project.root, self.project.files, self.path, importers=importers, read=self.project.source
+        )
+
+
+def _is_trainer(entry: EntryFacts, callee: Value) -> bool:
+    owner = callee.of if isinstance(callee, Attr | Result) else callee
+    if isinstance(owner, Func):
+        owner = owner.receiver or owner
+    base = entry.base(owner.of) if isinstance(owner, Inst) else None
+    return base is not None and any(part.endswith("Trainer") for part in base.name.split("."))
+
+
+def entry_facts(project: Project, path: str, target: Target, options: Options) -> EntryFacts:
+    """Return the facts of the entry point at `path`."""
+    return EntryFacts(project, path, target, options)
+
+
+def find_entries(project: Project, path: str) -> tuple[str, ...]:
+    """Return the entry points that `path` names: itself, those that a launch file starts, or all in a folder."""
+    if path.endswith(".py"):
+        return (path,)
+    prefix = "" if path in {"", "."} else path.rstrip("/") + "/"
+    if path and path in project.files:
+        scripts = [file for file in project.files if file.endswith(".py") and _is_started_in(project, path, file)]
+        return tuple(scripts)
+    found = []
+    for file in project.files:
+        if file.startswith(prefix) and file.endswith(".py") and looks_like_entry(project, file):
+            found.append(file)
+    return tuple(found)
+
+
+def _is_started_in(project: Project, launch: str, script: str) -> bool:
+    from speedmigrate.launch.find import find_launches
+
+    found = find_launches(project.root, project.files, script, importers=(), read=project.source)
+    return any(item.path == launch for item in found)
+
+
+def looks_like_entry(project: Project, path: str) -> bool:
+    source = project.source(path)
+    if source is None or ("__main__" not in source.text and "train" not in source.text):
+        return False
+    if not any(word in source.text for word in ("backward(", "Trainer", ".fit(", "train")):
+        return False
+    module = project.module(path)
+    if module is None or not _has_main(module):
+        return False
+    return EntryFacts(project, path, Target(), Options()).trains
+
+
+def _has_main(module: Module) -> bool:
+    for node in module.tree.body:
+        if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
+            return True
+        if isinstance(node, ast.For | ast.While | ast.With):
+            return True
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
+            return True
+    return False
+
+
+def _walk(
+    values: Values, module: Module, starts: list[tuple[ast.AST, Frame | None]], scopes: list[Scope]
+) -> Iterator[Site]:
+    """Follow every call from the starts, breadth first; `scopes` collects the functions entered."""
+    queue: deque[tuple[Module, ast.AST, Frame | None]] = deque((module, scope, frame) for scope, frame in starts)
+    seen: dict[int, list[Frame | None]] = {}
+    total = 0
+    while queue and total < _MAX_FRAMES:
+        owner, scope, frame = queue.popleft()
+        frames = seen.setdefault(id(scope), [])
+        if frame in frames or len(frames) >= _MAX_FRAMES_A_FUNCTION:
+            continue
+        frames.append(frame)
+        scopes.append((owner, scope, frame))
+        total += 1
+        for node in own_nodes(scope):
+            if not isinstance(node, ast.Call):
+                continue
+            expr = Expr(owner, node, frame)
+            callees = values.of(expr.at(node.func))
+            yield Site(expr, callees)
+            for callee in callees:
+                queue.extend(_entered(values, callee, expr))
+            for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+                if isinstance(argument, ast.Name | ast.Attribute | ast.Lambda):
+                    for value in values.of(expr.at(argument)):
+                        if isinstance(value, Func):
+                            queue.append((value.module, value.node, Frame(value, None, value.receiver)))
+
+
+def _entered(values: Values, callee: Value, expr: Expr) -> Iterator[tuple[Module, ast.AST, Frame | None]]:
+    if isinstance(callee, Func):
+        yield callee.module, callee.node, Frame(callee, expr, callee.receiver)
+    elif isinstance(callee, Cls):
+        receiver = Inst(callee, expr)
+        init = values.method(callee, "__init__")
+        if init is not None:
+            assert isinstance(init.node, FunctionNode)
+            owner = Cls(init.module, _class_of(init), init.outer)
+            yield init.module, init.node, values.init_frame(receiver, owner, init.node)
+        bases = values.mro(callee)
+        if any(isinstance(base, Ext) and base.last in FRAMEWORK_BASES for base in bases):
+            for base in bases:
+                if isinstance(base, Cls):
+                    for node in base.node.body:
+                        if isinstance(node, FunctionNode) and node.name != "__init__":
+                            func = Func(base.module, node, receiver, base.outer)
+                            yield base.module, node, Frame(func, None, receiver)
+    elif isinstance(callee, Inst | Result):
+        owner_cls = callee.of if isinstance(callee, Inst) else None
+        if isinstance(owner_cls, Cls):
+            call = values.method(owner_cls, "__call__")
+            if call is not None:
+                func = Func(call.module, call.node, callee, call.outer)
+                yield call.module, call.node, Frame(func, expr, callee)
+
+
+def _class_of(func: Func) -> ast.ClassDef:
+    parent = func.module.parents[func.node]
+    assert isinstance(parent, ast.ClassDef)
+    return parent

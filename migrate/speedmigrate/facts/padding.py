@@ -1,0 +1,372 @@
+"""The static padding of a run: which `__getitem__` pads, every loader in the root that serves its rows, and whether all
+of them stay right when the padding leaves the data set and a collator pads each batch instead."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from speedmigrate.facts.batches import Pads, Use, read_loops
+from speedmigrate.facts.carry import carry
+from speedmigrate.facts.entry import EntryFacts, looks_like_entry
+from speedmigrate.facts.loaders import Loader, loaders, sources
+from speedmigrate.facts.models import Model, models, width_problems
+from speedmigrate.facts.module import FunctionNode
+from speedmigrate.facts.rows import Record, Rows, Run, Seq, Side
+from speedmigrate.facts.values import Cls, Const, Expr, Ext, Func
+from speedmigrate.rule import Hop
+
+Key = str | int
+# Collates of torch and transformers that only stack: rows of one length in, rows of one length out.
+STACKING = frozenset({"default_data_collator", "torch_default_data_collator", "default_collate"})
+# Methods that a Trainer subclass may define without touching how batches become a loss.
+_HARMLESS = frozenset(
+    "_save save_model _save_checkpoint create_optimizer create_scheduler create_optimizer_and_scheduler log __init__ "
+    "_load_from_checkpoint save_state save_metrics print_trainable_parameters".split()
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """One loader that serves rows of a padded data set, in the run of one entry point."""
+
+    entry: EntryFacts
+    loader: Loader
+    leaves: tuple[Rows, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Padded:
+    """One `__getitem__` that pads to a fixed length.
+
+    Attributes:
+        refusals: why the padding must stay (empty: it can go).
+    """
+
+    func: Func
+    rows: list[Rows]
+    side: Side
+    served: list[Served] = field(default_factory=list)
+    refusals: list[Hop] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        parent = self.func.module.parents[self.func.node]
+        owner = f"{parent.name}." if isinstance(parent, ast.ClassDef) else ""
+        return owner + getattr(self.func.node, "name", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A field of the batch: the code of its pad value at the loader and the value where it is a plain constant."""
+
+    key: Key
+    code: str
+    constant: object
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contract:
+    """What the batches of one loader hold, and what its users do with them."""
+
+    slots: tuple[Slot, ...]
+    width: int
+    is_tuple: bool
+    add_mask: bool
+    models: tuple[Model, ...]
+    hops: tuple[Hop, ...]
+    trains: bool
+
+
+def padded_datasets(entry: EntryFacts) -> tuple[Padded, ...]:
+    """Return the padding `__getitem__`s of a run, with all their users in the root."""
+    found: dict[ast.AST, Padded] = {}
+    for served in _served(entry):
+        for rows in served.leaves:
+            side = _side(rows)
+            if rows.func is None or (side is None and not rows.drops):
+                continue
+            group = found.setdefault(rows.func.node, Padded(rows.func, [], side or "right"))
+            group.rows.append(rows)
+    for group in found.values():
+        _collect_users(entry, group)
+        _refuse(group)
+    return tuple(found.values())
+
+
+def _served(entry: EntryFacts) -> Iterator[Served]:
+    for loader in loaders(entry):
+        leaves = [rows for _, expr in loader.datasets for rows in sources(entry.values, expr).leaves]
+        if leaves:
+            yield Served(entry, loader, tuple(leaves))
+
+
+def padded_fields(rows: Rows) -> dict[Key, Run]:
+    """Return the padded fields of the rows of one data set."""
+    return {
+        key: value.runs[0]
+        for record, _ in rows.returned
+        if isinstance(record, Record)
+        for key, value in record.items
+        if isinstance(value, Seq) and value.runs
+    }
+
+
+def _side(rows: Rows) -> Side | None:
+    sides = {run.side for run in padded_fields(rows).values()}
+    return sides.pop() if len(sides) == 1 else None
+
+
+def _collect_users(entry: EntryFacts, group: Padded) -> None:
+    owner = group.func.module.parents[group.func.node]
+    assert isinstance(owner, ast.ClassDef)
+    entries = {entry.path: entry}
+    wanted = _constructions(entry, Cls(group.func.module, owner, group.func.outer))
+    for path in {path for call in wanted for path in _starters(entry, call.module.path)}:
+        if path not in entries:
+            entries[path] = EntryFacts(entry.project, path, entry.target, entry.options, entry.values)
+    seen: set[ast.AST] = set()
+    loaded: set[ast.AST] = set()
+    for path in sorted(entries):
+        for served in _served(entries[path]):
+            mine = [rows for rows in served.leaves if rows.func is not None and rows.func.node is group.func.node]
+            if mine:
+                seen |= {rows.dataset.call.node for rows in mine}
+                if served.loader.site.node not in loaded:
+                    loaded.add(served.loader.site.node)
+                    group.served.append(served)
+    for call in wanted:
+        if call.node not in seen:
+            group.refusals.append(call.hop(f"`{call.text[:50]}` is built here too and not followed to a loader"))
+
+
+def _constructions(entry: EntryFacts, cls: Cls) -> list[Expr]:
+    """Return every call in the root that makes an object of the class or of a subclass that inherits its rows."""
+    classes = {cls.node: cls}
+    queue = [cls]
+    while queue:
+        current = queue.pop()
+        for module in entry.project.modules_mentioning(current.node.name):
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.ClassDef) and node not in classes:
+                    candidate = Cls(module, node)
+                    if any(isinstance(b, Cls) and b.node is current.node for b in entry.values.mro(candidate)[1:]):
+                        classes[node] = candidate
+                        queue.append(candidate)
+    inheriting = {}
+    for node, candidate in classes.items():
+        found = entry.values.method(candidate, "__getitem__")
+        own = entry.values.method(cls, "__getitem__")
+        if found is not None and own is not None and found.node is own.node:
+            inheriting[node] = candidate
+    calls: list[Expr] = []
+    for candidate in inheriting.values():
+        for module in entry.project.modules_mentioning(candidate.node.name):
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.Call) and not isinstance(node.func, ast.Call):
+                    expr = Expr(module, node, None)
+                    values = entry.values.of(expr.at(node.func))
+                    if any(isinstance(value, Cls) and value.node in inheriting for value in values):
+                        if all(call.node is not node for call in calls):
+                            calls.append(expr)
+    return calls
+
+
+def _starters(entry: EntryFacts, path: str) -> set[str]:
+    """Return the entry points whose run can reach a file: itself or what imports it."""
+    found: set[str] = set()
+    queue, seen = [path], {path}
+    while queue and len(seen) < 200:
+        current = queue.pop()
+        if looks_like_entry(entry.project, current):
+            found.add(current)
+        for importer in entry.project.importers(current):
+            if importer not in seen:
+                seen.add(importer)
+                queue.append(importer)
+    return found
+
+
+def _refuse(group: Padded) -> None:
+    """Collect every reason for which the padding must stay."""
+    for rows in group.rows:
+        group.refusals += [hop for hop in rows.problems if hop not in group.refusals]
+        if _side(rows) is None:
+            group.refusals.append(rows.hops[0])
+        if any(not isinstance(record, Record) for record, _ in rows.returned):
+            group.refusals.append(Hop(rows.hops[0].path, rows.hops[0].line, "a row is neither a dict nor a tuple"))
+        for record, node in rows.returned:
+            group.refusals += _shape_refusals(rows, record, node) if isinstance(record, Record) else []
+    if not group.served:
+        group.refusals.append(group.rows[0].hops[0])
+    for served in group.served:
+        found = contract(served)
+        if isinstance(found, Contract):
+            continue
+        group.refusals += [hop for hop in found if hop not in group.refusals]
+
+
+def _shape_refusals(rows: Rows, record: Record, node: ast.AST) -> list[Hop]:
+    assert rows.func is not None
+    found = []
+    cuts = {value.start + value.stop for _, value in record.items if isinstance(value, Seq) and value.runs}
+    if len(cuts) > 1:
+        found.append(rows.func.module.hop(node, "the padded fields are cut by different amounts"))
+    for key, value in record.items:
+        if isinstance(value, Seq) and value.wide and not value.runs:
+            found.append(rows.func.module.hop(node, f"field {key!r} is made with the fixed length"))
+        if isinstance(value, Seq) and value.runs and value.start and value.runs[0].side == "left":
+            found.append(rows.func.module.hop(node, f"field {key!r} is cut in front after left padding"))
+    return found
+
+
+def contract(served: Served) -> Contract | list[Hop]:
+    """Work out what the collator of a loader must do, or why it cannot be right."""
+    entry, loader = served.entry, served.loader
+    problems: list[Hop] = []
+    if loader.spread:
+        return [loader.site.expr.hop("the loader gets arguments through * or **")]
+    for _, expr in loader.datasets:
+        problems += sources(entry.values, expr).unknown
+    problems += _collate_problems(entry, loader)
+    slots, width, is_tuple, missing = _slots(served)
+    problems += missing
+    if problems:
+        return problems
+    if loader.kind == "Trainer":
+        return _trainer_contract(served, slots)
+    return _loop_contract(served, slots, width, is_tuple)
+
+
+def _collate_problems(entry: EntryFacts, loader: Loader) -> list[Hop]:
+    if loader.collate is None:
+        return []
+    found = []
+    for value in entry.values.of(loader.collate):
+        stacking = isinstance(value, Ext) and value.last in STACKING
+        if not stacking and not (isinstance(value, Const) and value.value is None):
+            found.append(loader.collate.hop(f"the collate `{loader.collate.text[:40]}` is not read yet"))
+    return found
+
+
+def _slots(served: Served) -> tuple[tuple[Slot, ...], int, bool, list[Hop]]:
+    problems: list[Hop] = []
+    codes: dict[Key, Slot] = {}
+    keys: list[tuple[Rows, set[Key]]] = []
+    tuples: set[bool] = set()
+    for rows in served.leaves:
+        for key, run in padded_fields(rows).items():
+            code = carry(served.entry.values, run.value, served.loader.site.expr)
+            if code is None:
+                problems.append(run.value.hop(f"the pad value `{run.value.text}` cannot be written at {served.loader.hop.path}"))
+                continue
+            value = served.entry.values.one(run.value)
+            slot = Slot(key, code, value.value if isinstance(value, Const) else None)
+            if codes.setdefault(key, slot) != slot:
+                problems.append(run.value.hop(f"field {key!r} is padded with {code} here and {codes[key].code} elsewhere"))
+        for record, _ in rows.returned:
+            if isinstance(record, Record):
+                tuples.add(record.is_tuple)
+                keys.append((rows, {key for key, _ in record.items}))
+            else:
+                problems.append(Hop(rows.hops[0].path, rows.hops[0].line, "a row is neither a dict nor a tuple"))
+    for rows, present in keys:
+        for key in set(codes) - present:
+            problems.append(Hop(rows.hops[0].path, rows.hops[0].line, f"a row of this data set has no field {key!r}"))
+    if len(tuples) > 1:
+        problems.append(served.loader.hop)
+    ordered = tuple(sorted(codes.values(), key=lambda slot: (str(type(slot.key)), _order(served, slot.key))))
+    width = max((len(present) for _, present in keys), default=0)
+    return ordered, width, tuples == {True}, problems
+
+
+def _order(served: Served, key: Key) -> int:
+    for rows in served.leaves:
+        for record, _ in rows.returned:
+            if isinstance(record, Record):
+                names = [name for name, _ in record.items]
+                if key in names:
+                    return names.index(key)
+    return 0
+
+
+def _trainer_contract(served: Served, slots: tuple[Slot, ...]) -> Contract | list[Hop]:
+    entry, loader = served.entry, served.loader
+    problems: list[Hop] = []
+    for callee in loader.site.callees:
+        if isinstance(callee, Cls):
+            for base in entry.values.mro(callee):
+                for node in base.node.body if isinstance(base, Cls) else ():
+                    if isinstance(node, FunctionNode) and node.name not in _HARMLESS:
+                        assert isinstance(base, Cls)
+                        problems.append(base.module.hop(node, f"`{base.node.name}.{node.name}` overrides the Trainer's own"))
+    expr = loader.argument("model")
+    found = () if expr is None else models(entry.values, expr)
+    if not found:
+        problems.append(loader.site.expr.hop("the Trainer's model is not an argument that can be followed"))
+    names = {slot.key for slot in slots}
+    for model in found:
+        if not model.is_causal_lm and not (model.is_transformers and "attention_mask" in names):
+            problems.append(_model_hop(model, loader, "is not known to leave pads out: not a causal language model, no mask"))
+    for slot in slots:
+        if slot.key == "labels" and slot.constant != -100:
+            problems.append(loader.site.expr.hop(f"labels are padded with {slot.code}, which the loss counts"))
+        if slot.key == "attention_mask" and slot.constant not in {0, False}:
+            problems.append(loader.site.expr.hop(f"the attention mask is padded with {slot.code}"))
+    if problems:
+        return problems
+    hops = [loader.hop]
+    if expr is not None:
+        hops.append(expr.hop(f"the model is {found[0].name}: right pads do not reach earlier positions, labels of -100 are left out"))
+    add_mask = "attention_mask" not in names and all(isinstance(slot.key, str) for slot in slots)
+    return Contract(slots, 0, False, add_mask, found, tuple(hops), True)
+
+
+def _model_hop(model: Model, loader: Loader, why: str) -> Hop:
+    return loader.site.expr.hop(f"{model.name} {why}")
+
+
+def _loop_contract(served: Served, slots: tuple[Slot, ...], width: int, is_tuple: bool) -> Contract | list[Hop]:
+    entry, loader = served.entry, served.loader
+    use: Use = read_loops(entry, loader, {slot.key: Pads(slot.constant) for slot in slots})
+    problems = list(use.problems)
+    if not use.loops:
+        return [loader.site.expr.hop("no loop over these batches is found")]
+    if not use.models:
+        problems.append(use.hops[0])
+    hops = [loader.hop, *use.hops]
+    for model in use.models:
+        if model.is_transformers:
+            if not model.is_causal_lm and not any(slot.key == "attention_mask" for slot in slots):
+                problems.append(_model_hop(model, loader, "is not known to leave pads out: not a causal language model, no mask"))
+            continue
+        found, causal = width_problems(entry.values, model)
+        problems += found
+        if causal is None:
+            problems.append(_model_hop(model, loader, "is not seen to be causal, so pads are attended today"))
+        elif causal not in hops:
+            hops.append(causal)
+    problems += _lost_labels(served, use)
+    if problems:
+        return problems
+    hops += [hop for hop in use.counted.values() if hop not in hops]
+    names = {slot.key for slot in slots}
+    add_mask = (
+        not is_tuple and "attention_mask" not in names and use.added_keys and all(m.is_transformers for m in use.models)
+    )
+    return Contract(slots, width, is_tuple, add_mask, tuple(use.models), tuple(hops), use.backward)
+
+
+def _lost_labels(served: Served, use: Use) -> list[Hop]:
+    """A field that the loss counts must not lose real positions when it is cut after stripping (`ids[:-1]`)."""
+    found = []
+    for rows in served.leaves:
+        for record, node in rows.returned:
+            for key, value in record.items if isinstance(record, Record) else ():
+                if key in use.counted and isinstance(value, Seq) and value.runs and value.stop:
+                    assert rows.func is not None
+                    found.append(rows.func.module.hop(node, f"field {key!r} would lose its last real position"))
+    return found
+
+

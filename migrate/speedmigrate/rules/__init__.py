@@ -1,0 +1,1 @@
+"""One module a rule, found by `pkgutil`; nothing else lives here."""

@@ -1,0 +1,243 @@
+"""Padding to a fixed length leaves `__getitem__`; a collator pads each batch to its own longest sample.
+
+## What it does
+Drops `[value] * (max_length - len(ids))` from the rows of a data set, on the right or on the left, and wraps the collate
+of every loader that serves these rows in `speedruntime.PaddingCollator`. Truncation, redrawing and everything else that
+decides which tokens a sample has stays as it is. Every data set user in the root is in the same group.
+
+## When it is refused
+When any hop is not followed (data set, collate, loop, model), when the padded width is read (a mean over positions, the
+last position, a view to the fixed length), when pads count in the loss, or when the pad value cannot be written where the
+batches are made.
+
+## Effect
+`exact` for right padding in front of a causal model: the real tokens, their labels and their positions stay, so loss and
+gradients stay. `corrects` for left padding without a mask: real tokens attended the pads before them and sat at
+positions shifted by their number; now they start at position 0 and nothing is attended but the sample.
+
+## References
+- https://huggingface.co/docs/transformers/pad_truncation
+- https://pytorch.org/docs/stable/data.html#dataloader-collate-fn
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from speedmigrate.facts.entry import EntryFacts
+from speedmigrate.facts.module import Module
+from speedmigrate.facts.padding import Contract, Padded, Served, contract, padded_datasets
+from speedmigrate.facts.rows import Drop
+from speedmigrate.requirements import runtime_requirement
+from speedmigrate.rule import (
+    AddImport,
+    DeleteStatement,
+    Effect,
+    Example,
+    Finding,
+    Hop,
+    Op,
+    Replace,
+    Rule,
+    SetKeyword,
+)
+
+NEEDS = ("speedmigrate[runtime]", "torch>=1.13")
+
+
+def check(entry: EntryFacts) -> Iterator[Finding]:
+    for group in padded_datasets(entry):
+        place = group.func.module.place(group.func.node)
+        if group.refusals:
+            first = group.refusals[0]
+            message = f"{group.name} pads to a fixed length, and the padding stays: {first.what} ({first.path}:{first.line})"
+            yield RULE.finding("refused", place, message, evidence=tuple(group.refusals))
+            continue
+        effect: Effect = "exact" if group.side == "right" else "corrects"
+        ops = [*_strip(group), *(op for served in group.served for op in collator_ops(served))]
+        yield RULE.finding(
+            "change", place, _message(group), effect=effect, ops=tuple(ops), group=group_name(group), needs=NEEDS,
+            evidence=tuple(dict.fromkeys(_evidence(group))),
+        )  # fmt: skip
+
+
+def group_name(group: Padded) -> str:
+    """Return the name of the atomic group that strips one `__getitem__`."""
+    return f"strip:{group.func.module.path}:{group.func.node.lineno}"
+
+
+def _message(group: Padded) -> str:
+    side = "right" if group.side == "right" else "left"
+    text = f"{group.name} pads every row on the {side} to a fixed length; each batch is padded to its own longest row instead"
+    if group.side == "left":
+        text += (
+            ". Before: every real token attended the pads before it and its position was shifted by their number; "
+            "after: it starts at position 0 and attends its own sample only"
+        )
+    return text
+
+
+def _evidence(group: Padded) -> Iterator[Hop]:
+    yield from group.rows[0].hops
+    for rows in group.rows:
+        yield from (drop.module.hop(drop.node, f"padding: {drop.module.text(drop.node)}") for drop in rows.drops)
+    for served in group.served:
+        found = contract(served)
+        assert isinstance(found, Contract)
+        yield from found.hops
+
+
+def _strip(group: Padded) -> list[Op]:
+    drops = [drop for rows in group.rows for drop in rows.drops]
+    drops = list({drop.node: drop for drop in drops}.values())
+    ops: list[Op] = []
+    gone: set[ast.AST] = set()
+    for drop in drops:
+        statement = drop.module.statement(drop.node)
+        if drop.keep is None or _is_same_name(statement, drop):
+            ops.append(_delete(drop.module, statement))
+            gone.add(statement)
+        else:
+            start, end = drop.module.source.span(drop.node)
+            ops.append(Replace(drop.module.path, start, end, drop.module.text(drop.keep)))
+            gone |= {node for node in ast.walk(drop.node) if node not in set(ast.walk(drop.keep))}
+    ops += _dead(drops, gone)
+    return ops
+
+
+def _delete(module: Module, statement: ast.stmt) -> DeleteStatement:
+    start, end = module.source.span(statement)
+    return DeleteStatement(module.path, start, end)
+
+
+def _is_same_name(statement: ast.stmt, drop: Drop) -> bool:
+    """`ids = ids + padding` says nothing once the padding is gone."""
+    return (
+        isinstance(statement, ast.Assign)
+        and statement.value is drop.node
+        and len(statement.targets) == 1
+        and isinstance(drop.keep, ast.Name)
+        and isinstance(statement.targets[0], ast.Name)
+        and statement.targets[0].id == drop.keep.id
+    )
+
+
+def _dead(drops: list[Drop], gone: set[ast.AST]) -> Iterator[Op]:
+    """Delete the assignments that nothing reads any more (`pad_len = max_length - len(ids)`)."""
+    for module, function in {(drop.module, drop.module.function(drop.node)): None for drop in drops}:
+        if function is None:
+            continue
+        while True:
+            dead = [node for node in ast.walk(function) if _is_dead(function, node, gone)]
+            if not dead:
+                break
+            for node in dead:
+                assert isinstance(node, ast.Assign)
+                gone.add(node)
+                yield _delete(module, node)
+
+
+def _is_dead(function: ast.AST, node: ast.AST, gone: set[ast.AST]) -> bool:
+    if not (isinstance(node, ast.Assign) and node not in gone and len(node.targets) == 1):
+        return False
+    target = node.targets[0]
+    if not isinstance(target, ast.Name) or not _is_length(node.value):
+        return False
+    lost = {child for statement in gone for child in ast.walk(statement)}
+    reads = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == target.id and isinstance(n.ctx, ast.Load)]
+    was_read = any(read in lost for read in reads)
+    return was_read and all(read in lost for read in reads)
+
+
+def _is_length(node: ast.expr) -> bool:
+    """Whether an expression only computes: names, attributes, numbers, `len`, arithmetic, a list display."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Call) and not (isinstance(child.func, ast.Name) and child.func.id in {"len", "max", "min"}):
+            return False
+    return True
+
+
+def collator_ops(served: Served) -> list[Op]:
+    """Return the edits that put the collator where a loader makes its batches."""
+    found = contract(served)
+    assert isinstance(found, Contract)
+    site, loader = served.loader.site, served.loader
+    path = site.module.path
+    start, end = site.module.source.span(site.node)
+    arguments = [_pad_values(found)]
+    keyword = "collate_fn" if loader.kind == "DataLoader" else "data_collator"
+    ops: list[Op] = [AddImport(path, "speedruntime", "PaddingCollator")]
+    if loader.collate is not None:
+        arguments.append(f"collate_fn={loader.collate.text}")
+    elif loader.kind == "Trainer":
+        name, code = _trainer_default(served)
+        arguments.append(f"collate_fn={code}")
+        ops.append(AddImport(path, "transformers", name))
+    if found.add_mask:
+        arguments.append("add_attention_mask=True")
+    ops.append(SetKeyword(path, start, end, keyword, f"PaddingCollator({', '.join(arguments)})"))
+    return [*ops, *runtime_requirement(served.entry.project, path)]
+
+
+def _trainer_default(served: Served) -> tuple[str, str]:
+    """Return what HF Trainer uses without `data_collator`: padding by the tokenizer where it was given one."""
+    for name in ("processing_class", "tokenizer"):
+        argument = served.loader.argument(name)
+        if argument is not None:
+            return "DataCollatorWithPadding", f"DataCollatorWithPadding({argument.text})"
+    return "default_data_collator", "default_data_collator"
+
+
+def _pad_values(found: Contract) -> str:
+    if not found.is_tuple:
+        return "{" + ", ".join(f'"{slot.key}": {slot.code}' for slot in found.slots) + "}"
+    codes = {slot.key: slot.code for slot in found.slots}
+    parts = [codes.get(index, "None") for index in range(found.width)]
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+RULE = Rule(
+    code="SM101",
+    name="strip_padding",
+    title="Padding to a fixed length leaves the data set; a collator pads each batch",
+    goal="padding",
+    effect="exact",
+    check=check,
+    docs=__doc__,
+    examples=(
+        Example(
+            "right padding, dict rows, HF Trainer",
+            before='''import torch
+from torch.utils.data import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, default_data_collator
+
+
+class Rows(Dataset):
+    def __init__(self, rows, tokenizer, max_length):
+        self.rows, self.tokenizer, self.max_length = rows, tokenizer, max_length
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        ids = self.tokenizer(self.rows[i])["input_ids"][: self.max_length]
+        gap = self.max_length - len(ids)
+        labels = ids + [-100] * gap
+        ids = ids + [self.tokenizer.pad_token_id] * gap
+        return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+
+
+def main():
+    tokenizer = AutoTokenizer.from_pretrained("gpt2")
+    model = AutoModelForCausalLM.from_pretrained("gpt2")
+    data = Rows(["a", "b"], tokenizer, 64)
+    Trainer(model=model, args=TrainingArguments("out"), train_dataset=data, data_collator=default_data_collator).train()
+
+
+main()
+''',
+            after=None,
+        ),
+    ),
+)
