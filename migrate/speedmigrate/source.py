@@ -97,7 +97,7 @@ def decode(path: str, data: bytes, *, python: bool = True) -> SourceFile:
         raise SourceError(
             f"{path}: not text in its encoding ({reason}); save it as UTF-8 or declare a coding"
         ) from error
-    ends = [match for match in _NEWLINE.finditer(text)]
+    ends = list(_NEWLINE.finditer(text))
     newline = ends[0].group() if ends else "\n"
     starts = (0, *(match.end() for match in ends))
     return SourceFile(path, data, text, encoding, bom, newline, starts)

@@ -23,6 +23,7 @@ def is_disabled(word: str) -> bool:
         >>> os.environ["SPEEDRUNTIME_DISABLE"] = "lookahead, compile"
         >>> is_disabled("compile"), is_disabled("bucket")
         (True, False)
+        >>> del os.environ["SPEEDRUNTIME_DISABLE"]
     """
     assert word in WORDS, word
     asked = {part.strip() for part in os.environ.get(VARIABLE, "").split(",") if part.strip()}

@@ -22,6 +22,7 @@ from torch.utils.data import (
     RandomSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    default_collate,
 )
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.distributed import DistributedSampler
@@ -48,7 +49,7 @@ def lookahead(loader: _Loader, *, field: Any = "input_ids", window: int = 100, s
     ``SPEEDRUNTIME_DISABLE=lookahead`` or ``bucket``.
 
     Args:
-        loader: a ``DataLoader``, before or after ``accelerator.prepare``.
+        loader: a ``DataLoader``, before or after ``accelerator.prepare``, or the one ``deepspeed.initialize`` returns.
         field: key or slot whose length counts, in tokens; default ``"input_ids"``, for tuple samples slot 0. With a
             `PaddingCollator` that trims, its own measure counts.
         window: number of batches to regroup at a time, at most; default 100, and at most 1 GiB of samples, judged by
@@ -57,30 +58,30 @@ def lookahead(loader: _Loader, *, field: Any = "input_ids", window: int = 100, s
 
     Returns:
         A loader with the same ``len``, ``dataset``, ``batch_size``, ``sampler`` and worker settings, and ``set_epoch``.
-        A loader prepared by accelerate is changed in place.
+        A loader made by accelerate or DeepSpeed is changed in place.
 
     Raises:
         ValueError: ``window`` is below 1.
 
     Example:
-        >>> from torch.utils.data import DataLoader
-        >>> samples = [{"input_ids": torch.ones(n, dtype=torch.long)} for n in (9, 1, 9, 1, 9, 1, 9, 1)]
+        >>> samples = [{"input_ids": torch.ones(n, dtype=torch.long)} for n in [9, 1] * 400]
         >>> def longest(batch): return max(len(sample["input_ids"]) for sample in batch)
         >>> loader = lookahead(DataLoader(samples, batch_size=4, shuffle=True, collate_fn=longest))
-        >>> sorted(loader)
-        [1, 9]
+        >>> batches = list(loader)
+        >>> len(batches), batches.count(1) > 90
+        (200, True)
     """
     if window < 1:
         raise ValueError(f"window is {window!r}; expected at least 1 batch")
-    base = getattr(loader, "base_dataloader", loader)
+    base: Any = getattr(loader, "base_dataloader", loader)
     reason = _why_not(base)
     if reason:
         _log_once(f"look-ahead is off: {reason}")
         return loader
     _install()
-    regroup = Regroup(base.collate_fn, field=field, window=window, seed=seed)
+    regroup = Regroup(base.collate_fn or default_collate, field=field, window=window, seed=seed)
     _log_once(f"look-ahead is on: samples of like length are grouped over {window} batches")
-    if base is not loader or _is_accelerate(loader):
+    if base is not loader or _is_from("accelerate", loader) or _is_from("deepspeed", loader):
         base.collate_fn = regroup
         return loader
     result: Any = copy.copy(loader)
@@ -279,18 +280,21 @@ def _why_not(loader: Any) -> str | None:
     for word in ("lookahead", "bucket"):
         if is_disabled(word):
             return f"SPEEDRUNTIME_DISABLE holds {word!r}"
+    if isinstance(getattr(loader, "collate_fn", None), Regroup):
+        return "the loader looks ahead already"
+    if _is_from("deepspeed", loader) and hasattr(loader, "data_sampler"):
+        # It makes a `DataLoader` with its `collate_fn` and `data_sampler` in each epoch.
+        return _why_ordered(loader.data_sampler)
     if not isinstance(loader, DataLoader):
         return f"{type(loader).__name__} is no torch DataLoader"
-    if isinstance(loader.collate_fn, Regroup):
-        return "the loader looks ahead already"
-    if type(loader).__iter__ not in (_torch_iter, _iter) and not _is_accelerate(loader):
+    if type(loader).__iter__ not in (_torch_iter, _iter) and not _is_from("accelerate", loader):
         return f"{type(loader).__name__} iterates in its own way"
     if loader.batch_sampler is None:
         return "the loader does not batch (batch_size=None)"
     if isinstance(loader.dataset, IterableDataset):
         return "batches hold one sample: nothing is padded" if loader.batch_size == 1 else None
     batch_sampler: Any = loader.batch_sampler
-    while _is_accelerate(batch_sampler) and hasattr(batch_sampler, "batch_sampler"):
+    while _is_from("accelerate", batch_sampler) and hasattr(batch_sampler, "batch_sampler"):
         batch_sampler = batch_sampler.batch_sampler
     if type(batch_sampler) is not BatchSampler:
         return f"the batch sampler {type(batch_sampler).__name__} is not known and may group samples already"
@@ -303,13 +307,13 @@ def _why_ordered(sampler: Any) -> str | None:
     name = type(sampler).__name__
     if type(sampler) is DistributedSampler:
         return None if sampler.shuffle else f"{name}(shuffle=False) keeps an order"
-    if type(sampler) in _RANDOM_SAMPLERS or (_is_accelerate(sampler) and isinstance(sampler, RandomSampler)):
+    if type(sampler) in _RANDOM_SAMPLERS or (_is_from("accelerate", sampler) and isinstance(sampler, RandomSampler)):
         return None
     return f"the order of {name} is not random, or not known to be"
 
 
-def _is_accelerate(value: Any) -> bool:
-    return type(value).__module__.split(".")[0] == "accelerate"
+def _is_from(package: str, value: Any) -> bool:
+    return type(value).__module__.split(".")[0] == package
 
 
 def _has_accelerator() -> bool:

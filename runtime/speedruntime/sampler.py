@@ -131,7 +131,7 @@ class LengthBucketBatchSampler(Sampler[list[int]]):
         other = next((rank for rank, theirs in enumerate(found) if theirs != found[0]), None)
         if other is not None:
             raise ValueError(
-                f"rank {other} plans with {found[other]}, rank 0 with {found[0]} (number of samples, checksum of lengths, "
+                f"rank {other} plans with {found[other]}, rank 0 with {found[0]} (number of samples, checksum, "
                 "batch_size, seed, epoch, ...); measure the lengths once and hand the same to every rank"
             )
         self._agreed = True

@@ -310,7 +310,8 @@ STATEMENTS: dict[str, tuple[str, list[Spec], str]] = {
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_statements(case: str, newline: str) -> None:
     before, specs, after = STATEMENTS[case]
-    assert edit(before.replace("\n", newline).encode(), *specs) == after.replace("\n", newline) or "\n" not in before
+    newline = newline if "\n" in before else "\n"
+    assert edit(before.replace("\n", newline).encode(), *specs) == after.replace("\n", newline)
 
 
 EXPRESSIONS: dict[str, tuple[str, list[Spec], str]] = {

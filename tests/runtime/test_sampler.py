@@ -19,14 +19,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 from speedruntime import LengthBucketBatchSampler, reference
 from speedruntime.plan import bucket, slot_efficiency
 
-# Plain quantiles of public SFT sets, in tokens: shapes like those the plan has to serve.
-SETS = {
-    "short": np.random.default_rng(0).lognormal(4.7, 0.55, 2017),
-    "long_tail": np.random.default_rng(1).lognormal(4.9, 0.85, 1000),
-    "few": np.random.default_rng(2).lognormal(6.1, 0.75, 300),
-    "uneven": np.random.default_rng(3).lognormal(6.3, 1.1, 1000),
+# Lengths in tokens of public SFT sets (one 8k BPE for all), cut as a script with max_length=2048 would.
+MEASURED = {
+    name: np.minimum(np.array(lengths), 2048)
+    for name, lengths in json.loads(Path(__file__).with_name("lengths.json").read_text()).items()
 }
-SETS = {name: lengths.clip(4, 2048).astype(np.int64) for name, lengths in SETS.items()}
+UNEVEN = MEASURED["medical_qa_zh_long"]
+FEW = MEASURED["tool_calling_en"]
 
 
 def batches_of(sampler: LengthBucketBatchSampler, epoch: int = 0) -> list[list[int]]:
@@ -84,9 +83,9 @@ def test_d27_other_samples_are_dropped_in_each_epoch():
     assert len(kept) > 1
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", MEASURED)
 def test_efficiency_order_and_membership(name):
-    lengths = SETS[name]
+    lengths = MEASURED[name]
     sampler = LengthBucketBatchSampler(lengths, 8, seed=1)
     epochs = [batches_of(sampler, epoch) for epoch in range(4)]
     assert min(slot_efficiency(lengths, [np.array(batch) for batch in batches]) for batches in epochs) >= 0.93
@@ -101,14 +100,14 @@ def test_efficiency_order_and_membership(name):
 
 
 def test_ranks_work_on_like_lengths_at_the_same_step():
-    lengths = SETS["uneven"]
+    lengths = UNEVEN
     ranks = [list(LengthBucketBatchSampler(lengths, 4, num_replicas=4, rank=rank)) for rank in range(4)]
     longest = np.array([[lengths[batch].max() for batch in batches] for batches in ranks])
     assert longest.mean() / longest.max(0).mean() > 0.9
 
 
 def test_accumulation_windows_hold_like_lengths():
-    lengths = SETS["uneven"]
+    lengths = UNEVEN
     batches = list(LengthBucketBatchSampler(lengths, 5, gradient_accumulation_steps=4))
     means = np.array([lengths[batch].mean() for batch in batches]).reshape(-1, 4)
     assert means.std(1).mean() < 0.2 * means.std()
@@ -116,7 +115,7 @@ def test_accumulation_windows_hold_like_lengths():
 
 def test_d21_plan_is_the_same_on_every_rank_and_run():
     options = {"batch_size": 4, "num_replicas": 2, "seed": 5}
-    orders = [LengthBucketBatchSampler(SETS["few"], rank=rank, **options).plan().order for rank in (0, 1, 0)]
+    orders = [LengthBucketBatchSampler(FEW, rank=rank, **options).plan().order for rank in (0, 1, 0)]
     np.random.seed(1)
     torch.manual_seed(1)
     assert (orders[0] == orders[1]).all()
@@ -152,21 +151,21 @@ def test_d21_ranks_with_other_lengths_stop_instead_of_hanging(other, says, tmp_p
 
 
 def test_d22_epochs_differ_with_and_without_set_epoch():
-    sampler = LengthBucketBatchSampler(SETS["few"], 8)
+    sampler = LengthBucketBatchSampler(FEW, 8)
     own = [list(sampler), list(sampler)]
     assert own[0] != own[1]
-    assert own == [batches_of(LengthBucketBatchSampler(SETS["few"], 8), epoch) for epoch in (0, 1)]
+    assert own == [batches_of(LengthBucketBatchSampler(FEW, 8), epoch) for epoch in (0, 1)]
 
 
 @pytest.mark.parametrize("stop", [0, 1, 20, 38])
 def test_d23_resume_gives_the_identical_tail(stop):
-    sampler = LengthBucketBatchSampler(SETS["few"], 8, seed=2)
+    sampler = LengthBucketBatchSampler(FEW, 8, seed=2)
     sampler.set_epoch(3)
     expected = list(sampler) + list(sampler)
     sampler.set_epoch(3)
     used = iter(sampler)
     head = [next(used) for _ in range(stop)]
-    resumed = LengthBucketBatchSampler(SETS["few"], 8)
+    resumed = LengthBucketBatchSampler(FEW, 8)
     resumed.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
     assert head + list(resumed) + list(resumed) == expected
     resumed.load_state_dict({**sampler.state_dict(num_batches=7), "epoch": 3})
@@ -177,7 +176,7 @@ def test_accelerate_shards_it_and_forwards_the_epoch():
     from accelerate.data_loader import BatchSamplerShard, DataLoaderShard
 
     data = list(range(203))
-    lengths = SETS["uneven"][:203]
+    lengths = UNEVEN[:203]
     seen = []
     for rank in (0, 1):
         sampler = LengthBucketBatchSampler(lengths, 4, gradient_accumulation_steps=2)
@@ -191,7 +190,7 @@ def test_accelerate_shards_it_and_forwards_the_epoch():
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_token_budget(world):
-    lengths = SETS["uneven"]
+    lengths = UNEVEN
     ranks = [LengthBucketBatchSampler(lengths, 64, max_tokens=4096, num_replicas=world, rank=r) for r in range(world)]
     plans = [list(sampler) for sampler in ranks]
     assert {len(plan) for plan in plans} == {len(ranks[0])}
@@ -203,9 +202,9 @@ def test_token_budget(world):
 
 def test_disabled_leaves_lengths_aside(monkeypatch):
     monkeypatch.setenv("SPEEDRUNTIME_DISABLE", "bucket")
-    batches = [np.array(batch) for batch in LengthBucketBatchSampler(SETS["uneven"], 8)]
+    batches = [np.array(batch) for batch in LengthBucketBatchSampler(UNEVEN, 8)]
     assert sorted(np.concatenate(batches)) == list(range(1000))
-    assert slot_efficiency(SETS["uneven"], batches) < 0.6
+    assert slot_efficiency(UNEVEN, batches) < 0.6
 
 
 def test_shuffle_false_keeps_the_order_of_a_distributed_sampler():
@@ -257,15 +256,10 @@ def test_bucket_is_a_permutation_in_the_sizes_given(lengths, size, seed):
     assert [len(batch) for batch in batches] == sorted(sizes, reverse=True)
 
 
-DATA = Path("/work/shared/data/lengths.json")
-
-
-@pytest.mark.skipif(not DATA.exists(), reason="the measured length sets are not in the repository")
 def test_at_least_as_efficient_as_hf_group_by_length():
     from transformers.trainer_pt_utils import get_length_grouped_indices
 
-    for name, pairs in json.loads(DATA.read_text()).items():
-        lengths = np.minimum(np.array(pairs).sum(1), 2048)
+    for name, lengths in MEASURED.items():
         ours = slot_efficiency(lengths, [np.array(batch) for batch in LengthBucketBatchSampler(lengths, 8)])
         order = get_length_grouped_indices(lengths.tolist(), 8, generator=torch.Generator().manual_seed(0))
         theirs = slot_efficiency(lengths, [np.array(order[i : i + 8]) for i in range(0, len(order), 8)])

@@ -220,3 +220,29 @@ def forward(values: Values, model: Model, call: Expr) -> tuple[Func, Frame] | No
     return None
 
 
+
+
+def repeated_layers(values: Values, model: Model) -> Iterator[Hop]:
+    """Yield why the layers of a model of the root cannot be compiled one by one; nothing where they can."""
+    if not (isinstance(model.value, Inst) and isinstance(model.value.of, Cls)):
+        where = model.value.hop if isinstance(model.value, Unknown) else None
+        yield where or Hop("", 0, f"{model.name} is not a model of transformers or of this repository")
+        return
+    classes = _classes(values, model.value.of)
+    lists = False
+    for cls in classes:
+        for node in ast.walk(cls.node):
+            if isinstance(node, ast.Call):
+                names = {v.last for v in values.of(Expr(cls.module, node.func, None)) if isinstance(v, Ext)}
+                lists = lists or "ModuleList" in names
+            if isinstance(node, FunctionNode) and node.name == "forward":
+                yield from _data_dependent(cls, node)
+    if not lists:
+        yield model.value.of.module.hop(model.value.of.node, f"no nn.ModuleList of repeated layers is seen in {model.name}")
+
+
+def _data_dependent(cls: Cls, function: FunctionNode) -> Iterator[Hop]:
+    for node in own_nodes(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
+            if node.func.attr in {"item", "tolist", "nonzero"}:
+                yield cls.module.hop(node, f"{cls.node.name}.forward depends on data: {cls.module.text(node)[:60]}")

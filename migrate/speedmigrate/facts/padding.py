@@ -123,7 +123,7 @@ def _collect_users(entry: EntryFacts, group: Padded) -> None:
     assert isinstance(owner, ast.ClassDef)
     entries = {entry.path: entry}
     wanted = _constructions(entry, Cls(group.func.module, owner, group.func.outer))
-    for path in {path for call in wanted for path in _starters(entry, call.module.path)}:
+    for path in {path for call in wanted for path in starters(entry, call.module.path)}:
         if path not in entries:
             entries[path] = EntryFacts(entry.project, path, entry.target, entry.options, entry.values)
     seen: set[ast.AST] = set()
@@ -173,7 +173,7 @@ def _constructions(entry: EntryFacts, cls: Cls) -> list[Expr]:
     return calls
 
 
-def _starters(entry: EntryFacts, path: str) -> set[str]:
+def starters(entry: EntryFacts, path: str) -> set[str]:
     """Return the entry points whose run can reach a file: itself or what imports it."""
     found: set[str] = set()
     queue, seen = [path], {path}

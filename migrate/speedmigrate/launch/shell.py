@@ -240,10 +240,7 @@ class Walker:
 
 
 def _ends_line(tree: Tree, command: Node) -> bool:
-    """Say whether the assignments before a command are a line of their own.
-
-    tree-sitter-bash 0.25 reads `A=1 B=2`, line end, `python x.py` as one command.
-    """
+    """Say whether the assignments before a command are a line of their own (tree-sitter-bash 0.25 joins the two)."""
     assignments = [child for child in command.named_children if child.type == "variable_assignment"]
     name = command.child_by_field_name("name")
     if not assignments or name is None:

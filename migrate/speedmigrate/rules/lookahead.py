@@ -1,0 +1,116 @@
+"""Batches are made of samples of like length: the loader looks some batches ahead and regroups them.
+
+## What it does
+Wraps the training loader in `speedruntime.lookahead`, or calls `use_lookahead(trainer)` after an HF Trainer is built.
+Every sample comes once an epoch, in as many batches; no lengths are needed, so it also serves data sets that redraw
+samples. Padding each batch to its longest row alone leaves much padding where lengths vary: this takes most of the rest.
+
+## When it is refused
+A loader whose order is sequential today, an evaluation loader, a loader with its own batch sampler.
+
+## Effect
+`order`: the same samples, batched differently. `SPEEDRUNTIME_DISABLE=lookahead` turns it off at run time.
+
+## References
+- https://huggingface.co/docs/transformers/main_classes/trainer (group_by_length, the same idea over the whole set)
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from speedmigrate.facts.entry import EntryFacts
+from speedmigrate.facts.loaders import Loader
+from speedmigrate.facts.padding import Contract, Padded, Served, contract, padded_datasets
+from speedmigrate.facts.values import Const, Ext, Inst
+from speedmigrate.requirements import runtime_requirement
+from speedmigrate.rule import AddImport, Finding, InsertStatement, Op, Rule, Wrap
+from speedmigrate.rules.strip_padding import group_name
+
+
+def check(entry: EntryFacts) -> Iterator[Finding]:
+    groups = [group for group in padded_datasets(entry) if not group.refusals]
+    seen: dict[ast.AST, tuple[Served, list[Padded]]] = {}
+    for group in groups:
+        for served in group.served:
+            if served.entry.path == entry.path:
+                seen.setdefault(served.loader.site.node, (served, []))[1].append(group)
+    for served, owners in seen.values():
+        yield _finding(served, owners)
+
+
+def _finding(served: Served, owners: list[Padded]) -> Finding:
+    loader = served.loader
+    place = loader.site.module.place(loader.site.node)
+    found = contract(served)
+    if not isinstance(found, Contract) or not found.trains:
+        return RULE.finding("done", place, "an evaluation loader: its order stays as it is")
+    why = _ordered(served.entry, loader)
+    if why:
+        return RULE.finding("done", place, f"the batches are not regrouped: {why}")
+    ops = _trainer_ops(served) if loader.kind == "Trainer" else _loader_ops(loader)
+    if ops is None:
+        return RULE.finding("refused", place, "the trainer is not bound to a name, so `use_lookahead(trainer)` has no place")
+    ops += runtime_requirement(served.entry.project, loader.site.module.path)
+    message = "batches of like length, regrouped over the next 100 batches of each rank; evaluation keeps its order"
+    # Any one of the groups that strip is enough to make regrouping worth it; the first by order stands for them.
+    first = min(owners, key=lambda group: (group.side != "right", group_name(group)))
+    return RULE.finding(
+        "change", place, message, ops=tuple(ops), requires=(group_name(first),), evidence=(loader.hop,),
+        needs=("speedmigrate[runtime]", "torch>=1.13"),
+    )  # fmt: skip
+
+
+def _ordered(entry: EntryFacts, loader: Loader) -> str:
+    """Say why the order of a loader must stay, or nothing."""
+    if loader.kind == "Trainer":
+        return ""
+    if loader.argument("batch_sampler") is not None:
+        return "it has a batch sampler of its own"
+    sampler, shuffle = loader.argument("sampler"), loader.argument("shuffle")
+    kinds = () if sampler is None else entry.values.of(sampler)
+    random = [
+        value for value in kinds
+        if isinstance(value, Inst) and isinstance(value.of, Ext)
+        and value.of.last in {"RandomSampler", "DistributedSampler", "WeightedRandomSampler", "SubsetRandomSampler"}
+    ]  # fmt: skip
+    nothing = [value for value in kinds if isinstance(value, Const) and value.value is None]
+    if len(random) + len(nothing) < len(kinds):
+        return "its sampler is not one of torch's random samplers"
+    shuffled = None if shuffle is None else entry.values.one(shuffle)
+    if shuffle is None and not random:
+        return "it is sequential today"
+    if isinstance(shuffled, Const) and not shuffled.value and not random:
+        return "it is sequential today"
+    return ""
+
+
+def _loader_ops(loader: Loader) -> list[Op]:
+    start, end = loader.site.module.source.span(loader.site.node)
+    path = loader.site.module.path
+    return [AddImport(path, "speedruntime", "lookahead"), Wrap(path, start, end, "lookahead(", ")")]
+
+
+def _trainer_ops(served: Served) -> list[Op] | None:
+    module, node = served.loader.site.module, served.loader.site.node
+    statement = module.statement(node)
+    if not (isinstance(statement, ast.Assign) and statement.value is node and len(statement.targets) == 1):
+        return None
+    target = statement.targets[0]
+    if not isinstance(target, ast.Name | ast.Attribute):
+        return None
+    start, end = module.source.span(statement)
+    code = f"use_lookahead({ast.unparse(target)})"
+    return [AddImport(module.path, "speedruntime", "use_lookahead"), InsertStatement(module.path, start, end, code, "after")]
+
+
+RULE = Rule(
+    code="SM102",
+    name="lookahead",
+    title="Batches of samples of like length",
+    goal="padding",
+    effect="order",
+    check=check,
+    docs=__doc__,
+)
