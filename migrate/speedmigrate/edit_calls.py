@@ -5,6 +5,7 @@ A list is its bodies (`model=model`) and the gaps around them, which hold commas
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from speedmigrate.source import SourceFile
 from speedmigrate.splice import NEWLINE, EditConflict, Splice, minimal
 
+_WIDTH = 100
 _COMMENT = re.compile(r"#[^\r\n]*")
 _INDENT = re.compile(r"[ \t\f]*\Z")
 
@@ -176,15 +178,64 @@ def call_splices(
             names.remove(name)
         elif name in call.values:
             first, last = call.values[name]
-            yield Splice(first, last, code)
+            yield Splice(first, last, _folded(code, *_indent_at(source, first), source.newline, ""))
         else:
             index = names.index("**") if "**" in names else len(names)
             items.insert(index, name + call.equal + code, indent=indent, newline=source.newline)
             names.insert(index, name)
+            _break_line(source, items, index)
+            column = _column(source, items, index)
+            if column is not None:
+                items.bodies[index] = name + call.equal + _folded(code, *column, source.newline, name + call.equal)
     if call.bare_generator and len(names) > 1:
         (first, last) = call.spans[0]
         yield from (Splice(first, first, "("), Splice(last, last, ")"))
     yield from items.splices(source.text)
+
+
+def _indent_at(source: SourceFile, offset: int) -> tuple[str, int]:
+    """Return the blanks that begin the line of an offset, and the offset's column."""
+    line = source.text[source.line_starts[source.line_of(offset) - 1] :]
+    return line[: len(line) - len(line.lstrip(" \t"))], offset - source.line_starts[source.line_of(offset) - 1]
+
+
+def _column(source: SourceFile, items: Items, index: int) -> tuple[str, int] | None:
+    """Return the indentation and column of a new body; None where its line is not known."""
+    gap = items.gaps[index]
+    if _line_break(gap):
+        blanks = NEWLINE.split(gap)[-1]
+        return blanks, len(blanks)
+    previous = items.spans[index - 1] if index else (items.start, items.start)
+    if previous is None:
+        return None
+    indent, column = _indent_at(source, previous[1])
+    return indent, column + len(gap)
+
+
+def _break_line(source: SourceFile, items: Items, index: int) -> None:
+    """Put a new last body on a line of its own, aligned with the line before, where it would run past 100 columns."""
+    previous = items.spans[index - 1] if index else None
+    if items.gaps[index] != ", " or previous is None or index != len(items.bodies) - 1:
+        return
+    if not any(_line_break(gap) for gap in items.gaps[:index]):
+        return
+    indent, column = _indent_at(source, previous[1])
+    if column + 2 + len(items.bodies[index]) > _WIDTH:
+        items.gaps[index] = "," + source.newline + indent
+
+
+def _folded(code: str, indent: str, column: int, newline: str, before: str) -> str:
+    """Return a call that would run past 100 columns with its arguments on lines of their own."""
+    if column + len(before) + len(code) <= _WIDTH or not code.endswith(")"):
+        return code
+    node = ast.parse(code, mode="eval").body
+    if not isinstance(node, ast.Call) or not node.args + [k.value for k in node.keywords]:
+        return code
+    parts = [ast.get_source_segment(code, a) for a in node.args]
+    parts += [f"{k.arg}={ast.get_source_segment(code, k.value)}" for k in node.keywords]
+    unit = "\t" if indent.startswith("\t") else "    "
+    inner = "".join(f"{newline}{indent}{unit}{part}," for part in parts)
+    return f"{ast.get_source_segment(code, node.func)}({inner}{newline}{indent})"
 
 
 @dataclass(frozen=True, slots=True)

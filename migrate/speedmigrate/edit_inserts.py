@@ -24,7 +24,7 @@ def insert_splices(
         EditConflict: the code is not statements, or a body on its header's line both loses and gets statements.
     """
     places: defaultdict[tuple[ast.stmt, str], list[str]] = defaultdict(list)
-    for op in ops:
+    for op in sorted(ops, key=lambda op: op.order):
         places[blocks.at(op), op.where].append(op.code)
     if not places:
         return

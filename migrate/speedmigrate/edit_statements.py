@@ -40,22 +40,45 @@ def statement_splices(
         if gone.issuperset(block.body) and not here and not isinstance(block.owner, ast.Module):
             yield from _empty(blocks, block, gone)
         else:
-            yield from _delete(blocks, block, gone)
+            yield from _delete(blocks, block, gone, alone=not here)
             yield from insert_splices(blocks, block, here, gone)
 
 
-def _delete(blocks: Blocks, block: Block, gone: set[ast.stmt]) -> Iterator[Splice]:
-    """Yield the deletions in a block in which something stays, or is put in."""
-    for line in blocks.lines(block):
+def _delete(blocks: Blocks, block: Block, gone: set[ast.stmt], *, alone: bool) -> Iterator[Splice]:
+    """Yield the deletions in a block in which something stays, or (not `alone`) is put in."""
+    lines = list(blocks.lines(block))
+    for whole, run in itertools.groupby(lines, key=gone.issuperset):
+        deleted = list(run) if whole else []
+        if whole and alone:
+            yield _paragraph(blocks, deleted)
+        elif whole:
+            yield from (_whole_line(blocks, line) for line in deleted)
+    for line in lines:
         stays = [stmt for stmt in line if stmt not in gone]
         if not stays:
-            yield _whole_line(blocks, line)
             continue
         for stmt, following in itertools.pairwise(line):
             if stmt in gone and any(other in stays for other in line[line.index(stmt) :]):
                 yield Splice(blocks.first(stmt), blocks.first(following), "")
         if line[-1] in gone:
             yield Splice(blocks.last(stays[-1]), blocks.last(line[-1]), "")
+
+
+def _paragraph(blocks: Blocks, run: Sequence[Sequence[ast.stmt]]) -> Splice:
+    """Return the deletion of a run of lines; where they end a paragraph, the comment right above them goes too."""
+    text = blocks.source.text
+    start = blocks.line_start(blocks.first(run[0][0]))
+    end = blocks.line_end(blocks.last(run[-1][-1]))
+    after = text[end : blocks.line_end(end)] if end < len(text) else ""
+    if after.strip():
+        return Splice(start, end, "")
+    above = start
+    while above > 0 and text[blocks.line_start(above - 1) : above].lstrip(" \t").startswith("#"):
+        above = blocks.line_start(above - 1)
+    if above == start:
+        return Splice(start, end, "")
+    blank_above = above > 0 and not text[blocks.line_start(above - 1) : above].strip()
+    return Splice(above, end + (len(after) if blank_above else 0), "")
 
 
 def _whole_line(blocks: Blocks, line: Sequence[ast.stmt]) -> Splice:

@@ -112,13 +112,17 @@ class DeleteStatement:
 
 @dataclass(frozen=True, slots=True)
 class InsertStatement:
-    """Insert `code` (one or more lines) before or after the statement at `start:end`, with its indentation."""
+    """Insert `code` (one or more lines) before or after the statement at `start:end`, with its indentation.
+
+    Several at one place come by `order`, lowest first, then as given.
+    """
 
     path: str
     start: int
     end: int
     code: str
     where: Literal["before", "after"] = "after"
+    order: int = 0
 
 
 @dataclass(frozen=True, slots=True)

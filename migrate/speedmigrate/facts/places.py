@@ -24,9 +24,10 @@ class Anchor:
     models: tuple[Model, ...]
     site: Site
 
-    def insert(self, call: str) -> InsertStatement:
+    def insert(self, call: str, order: int) -> InsertStatement:
+        """Return the edit that calls a function of the runtime on the model here."""
         start, end = self.module.source.span(self.statement)
-        return InsertStatement(self.module.path, start, end, f"{call}({self.code})", "before")
+        return InsertStatement(self.module.path, start, end, f"{call}({self.code})", "before", order)
 
 
 _WRAPS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")

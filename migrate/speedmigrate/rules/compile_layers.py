@@ -54,7 +54,7 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
         message = f"the layers are not compiled: {reason.what} ({reason.path}:{reason.line})"
         yield RULE.finding("refused", place, message, evidence=(reason,))
         return
-    ops = [AddImport(found.module.path, "speedruntime", "compile_layers"), found.insert("compile_layers")]
+    ops = [AddImport(found.module.path, "speedruntime", "compile_layers"), found.insert("compile_layers", order=1)]
     yield RULE.finding(
         "change", place, f"the repeated layers of {found.models[0].name} are compiled in place, with dynamic length",
         ops=(*ops, *runtime_requirement(entry.project, found.module.path)),

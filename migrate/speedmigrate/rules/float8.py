@@ -44,7 +44,7 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
     yield RULE.finding(
         "change", found.module.place(found.statement), f"large linear layers of {found.models[0].name} compute in FP8 where the GPU has it",
         ops=(
-            AddImport(found.module.path, "speedruntime", "convert_to_float8"), found.insert("convert_to_float8"),
+            AddImport(found.module.path, "speedruntime", "convert_to_float8"), found.insert("convert_to_float8", order=0),
             *runtime_requirement(entry.project, found.module.path),
         ),
         requires=(compile_layers.group_name(entry),), evidence=(found.site.expr.hop("the model is complete here"),),
