@@ -9,7 +9,8 @@ from speedmigrate.rule import AddRequirement
 
 
 def runtime_requirement(project: Project, path: str) -> list[AddRequirement]:
-    """Return the edit of the `requirements.txt` nearest to the file at `path`; none where the root has none above it."""
+    """Return the edit of the `requirements.txt` nearest to the file at `path`; none where the root has none above
+    it."""
     for folder in PurePosixPath(path).parents:
         candidate = str(folder / "requirements.txt")
         if candidate in project.files:

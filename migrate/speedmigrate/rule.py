@@ -1,8 +1,8 @@
 """What a rule is and what it may say: the contracts between the analysis, the rules and the plan.
 
-A rule is a module in `rules/` with `RULE = Rule(...)`. Its `check` reads the facts of one entry point and yields findings;
-it never edits, prints or raises on user code. A change asks for edits by describing them (`Op`); `edits.py` and `launch/`
-carry them out.
+A rule is a module in `rules/` with `RULE = Rule(...)`. Its `check` reads the facts of one entry point and yields
+findings; it never edits, prints or raises on user code. A change asks for edits by describing them (`Op`); `edits.py`
+and `launch/` carry them out.
 """
 
 from __future__ import annotations

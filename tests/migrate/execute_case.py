@@ -6,6 +6,7 @@ Right padding that is stripped must leave each batch as it was, cut to its longe
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import sys
 import warnings
@@ -114,8 +115,6 @@ def _stubbed(folder: Path, record: Record) -> Iterator[None]:
 
 @contextmanager
 def _chdir(folder: Path) -> Iterator[None]:
-    import os
-
     old = Path.cwd()
     os.chdir(folder)
     try:
@@ -156,8 +155,6 @@ def assert_cut(before: Batch, after: Batch) -> None:
 def _is_padding(key: str, value: torch.Tensor) -> torch.Tensor:
     """Say where a field holds what padding has at the end of a row: labels -100, everything else 0."""
     fill = -100 if bool((value == -100).any()) else PAD
-    if key in ("labels", "1") and fill == PAD:
-        return torch.ones_like(value, dtype=torch.bool) & (value == PAD)
     return value == fill
 
 

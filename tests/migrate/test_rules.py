@@ -1,7 +1,7 @@
-"""Every case of `fixtures/rules/<rule>/`: the rule changes it to exactly the text beside it, or leaves it alone and says why.
+"""Every case of `fixtures/rules/<rule>/`: the rule makes exactly the text beside it, or leaves all as it is and says why.
 
 `<case>.in.py` becomes `<case>.out.py`; `<case>.keep.py` stays. A case of several files is one `<case>.case`: sections
-`== path`, and unless it is a keep a line `==== after` followed by the sections of the changed files. First-line comments:
+`== path`, and unless it is a keep a line `==== after` followed by the sections of the changed files. Comments on top:
 `# speedmigrate: --target torch=2.4` gives arguments to the run; `# run` has the script run before and after too.
 """
 

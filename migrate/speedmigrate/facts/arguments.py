@@ -109,7 +109,9 @@ def argparse_flag(entry: EntryFacts, value: Value) -> ArgparseFlag | None:
 
 
 def _is_parsed(value: Value) -> bool:
-    return isinstance(value, Result) and isinstance(value.of, Attr) and value.of.name in {"parse_args", "parse_known_args"}
+    return (
+        isinstance(value, Result) and isinstance(value.of, Attr) and value.of.name in {"parse_args", "parse_known_args"}
+    )
 
 
 def _destination(call: ast.Call) -> str:

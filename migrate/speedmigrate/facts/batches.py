@@ -36,7 +36,9 @@ from speedmigrate.rule import Hop
 
 Key = str | int
 Kind = Literal["batch", "field", "flat", "output", "logits", "losses", "total", "count", "width"]
-_ITERATING = frozenset({"builtins.enumerate", "tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "builtins.iter", "itertools.islice"})
+_ITERATING = frozenset(
+    {"builtins.enumerate", "tqdm.tqdm", "tqdm.auto.tqdm", "tqdm.trange", "builtins.iter", "itertools.islice"}
+)
 _SAME = frozenset("to cuda cpu contiguous long int float clone detach type view_as npu half bool".split())
 _FREE_CALLS = frozenset({"print", "info", "debug", "warning", "write", "set_description", "log", "set_postfix"})
 
@@ -89,7 +91,9 @@ def read_loops(entry: EntryFacts, loader: Loader, pads: Mapping[Key, Pads]) -> U
                 if any(_is_over(entry.values, value, loader) for value in entry.values.of(expr)):
                     seen.add(node)
                     use.loops += 1
-                    use.hops.append(module.hop(node, f"the loop over the batches of {loader.hop.path}:{loader.hop.line}"))
+                    use.hops.append(
+                        module.hop(node, f"the loop over the batches of {loader.hop.path}:{loader.hop.line}")
+                    )
                     reader = _Reader(entry.values, use, pads, module, frame)
                     reader.bind(node, entry.values.of(expr))
                     reader.block(node.body)
@@ -126,7 +130,9 @@ def _depth_of(value: Value, values: Values) -> tuple[int, ...]:
 
 
 class _Reader:
-    def __init__(self, values: Values, use: Use, pads: Mapping[Key, Pads], module: Module, frame: Frame | None, depth: int = 0):
+    def __init__(
+        self, values: Values, use: Use, pads: Mapping[Key, Pads], module: Module, frame: Frame | None, depth: int = 0
+    ):
         self.values, self.use, self.pads = values, use, pads
         self.module, self.frame, self.depth = module, frame, depth
         self.env: dict[str, Track | tuple[Track | None, ...] | None] = {}
@@ -312,7 +318,7 @@ class _Reader:
     def weigh(self, loss: Track, mask: Track, node: ast.AST) -> Track:
         assert mask.key is not None
         self.use.counted.setdefault(mask.key, self.module.hop(node, "the loss of every token is weighed by the mask"))
-        if self.pads[mask.key].constant not in {0, False}:
+        if self.pads[mask.key].constant not in {0}:
             self.problem(node, f"the mask is padded with {self.pads[mask.key].constant!r}, so pads count in the loss")
         return replace(loss, masked=True)
 
@@ -320,7 +326,11 @@ class _Reader:
         if isinstance(right, Track) and right.kind == "width":
             self.problem(node, "the loss is divided by the padded width")
             return None
-        if isinstance(left, Track) and left.kind == "total" and (right is None or isinstance(right, Track) and right.kind == "count"):
+        if (
+            isinstance(left, Track)
+            and left.kind == "total"
+            and (right is None or (isinstance(right, Track) and right.kind == "count"))
+        ):
             return None
         for value in (left, right):
             if isinstance(value, Track):
@@ -361,13 +371,18 @@ class _Reader:
         losses = {"torch.nn.functional.cross_entropy"}
         if names & losses and len(names) == 1:
             return self.cross_entropy(node, node, 0)
-        made = [c for c in callees if isinstance(c, Inst) and isinstance(c.of, Ext) and c.of.name == "torch.nn.CrossEntropyLoss"]
+        made = [
+            c
+            for c in callees
+            if isinstance(c, Inst) and isinstance(c.of, Ext) and c.of.name == "torch.nn.CrossEntropyLoss"
+        ]
         if made and len(made) == len(callees) and isinstance(made[0].call.node, ast.Call):
             return self.cross_entropy(node, made[0].call.node, 0)
         if names == {"torch.sum"} and node.args:
             return self.total(_single(self.eval(node.args[0])), node)
         if names == {"torch.mean"} and node.args:
-            return self.mean(_single(self.eval(node.args[0])), node)
+            self.mean(_single(self.eval(node.args[0])), node)
+            return None
         return NotImplemented
 
     def cross_entropy(self, node: ast.Call, options: ast.Call, start: int) -> Track | None:
@@ -390,7 +405,11 @@ class _Reader:
         if how not in {"mean", "sum"}:
             self.problem(node, "the reduction of the loss is not a plain word")
         elif not is_ignored:
-            self.problem(node, f"pads count in the loss: the target is padded with {self.pads[target.key].constant!r}, ignored is {constant!r}")
+            self.problem(
+                node,
+                f"pads count in the loss: the target's pads are {self.pads[target.key].constant!r}, "
+                f"ignored is {constant!r}",
+            )
         return None
 
     def constant(self, node: ast.expr) -> object:
@@ -456,7 +475,11 @@ class _Reader:
         return None
 
     def size(self, node: ast.Call, base: Track) -> Track | None:
-        if node.args and ast.unparse(node.args[0]) in {"0", "-1"} and (base.kind == "logits" or ast.unparse(node.args[0]) == "0"):
+        if (
+            node.args
+            and ast.unparse(node.args[0]) in {"0", "-1"}
+            and (base.kind == "logits" or ast.unparse(node.args[0]) == "0")
+        ):
             return None
         return replace(base, kind="width")
 
@@ -487,7 +510,7 @@ class _Reader:
         if entered is None:
             self.problem(node, f"{model.name} has no forward that can be read")
             return None
-        func, frame = entered
+        func, _ = entered
         parameters = [a.arg for a in func.node.args.args[1:]]
         given = {parameters[i]: self.eval(a) for i, a in enumerate(node.args) if i < len(parameters)}
         given |= {k.arg: self.eval(k.value) for k in node.keywords if k.arg is not None}
@@ -516,10 +539,16 @@ def _single(value: Track | tuple[Track | None, ...] | None) -> Track | None:
 
 def _said(value: Track) -> str:
     return {
-        "batch": "the batch", "field": f"field {value.key!r}", "flat": f"field {value.key!r}", "output": "the model's output",
-        "logits": "the logits", "losses": "the loss of every token", "total": "the summed loss", "count": "the token count",
+        "batch": "the batch",
+        "field": f"field {value.key!r}",
+        "flat": f"field {value.key!r}",
+        "output": "the model's output",
+        "logits": "the logits",
+        "losses": "the loss of every token",
+        "total": "the summed loss",
+        "count": "the token count",
         "width": "the padded width",
-    }[value.kind]  # fmt: skip
+    }[value.kind]
 
 
 def _is_module(values: Values, value: Inst) -> bool:

@@ -48,7 +48,9 @@ class Site:
 class EntryFacts:
     """What is known of one entry point; everything is computed when it is first asked for."""
 
-    def __init__(self, project: Project, path: str, target: Target, options: Options, values: Values | None = None) -> None:
+    def __init__(
+        self, project: Project, path: str, target: Target, options: Options, values: Values | None = None
+    ) -> None:
         self.project = project
         self.path = path
         self.target = target

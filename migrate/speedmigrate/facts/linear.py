@@ -32,7 +32,11 @@ class Linear:
         """Whether this is a fixed length less the length of something of the sample."""
         fixed = [count for (kind, _), count in self.terms if kind == "fixed"]
         lengths = [count for (kind, _), count in self.terms if kind == "len"]
-        return bool(lengths) and all(count < 0 for count in lengths) and (fixed == [1] or (not fixed and self.constant > 0))
+        return (
+            bool(lengths)
+            and all(count < 0 for count in lengths)
+            and (fixed == [1] or (not fixed and self.constant > 0))
+        )
 
     @property
     def is_fixed(self) -> bool:

@@ -1,4 +1,5 @@
-"""Who turns data sets into batches: every `DataLoader` and HF `Trainer` of a run, with its data set, collate and order."""
+"""Who turns data sets into batches: every `DataLoader` and HF `Trainer` of a run, with its data set, collate and
+order."""
 
 from __future__ import annotations
 

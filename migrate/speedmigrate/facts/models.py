@@ -1,4 +1,5 @@
-"""What model a run trains, how it is wrapped, and (for a model of the root) whether its forward lets pads be dropped."""
+"""What model a run trains, how it is wrapped, and (for a model of the root) whether its forward lets pads be
+dropped."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ class Model:
 
     @property
     def is_transformers(self) -> bool:
-        return isinstance(self.value, Inst) and isinstance(self.value.of, Ext) and self.value.of.package == "transformers"
+        return (
+            isinstance(self.value, Inst) and isinstance(self.value.of, Ext) and self.value.of.package == "transformers"
+        )
 
     @property
     def name(self) -> str:
@@ -146,7 +149,9 @@ def _read_class(values: Values, cls: Cls) -> tuple[list[Hop], Hop | None]:
 
 def _is_causal(node: ast.AST) -> bool:
     if isinstance(node, ast.keyword):
-        return node.arg in {"is_causal", "causal"} and not (isinstance(node.value, ast.Constant) and not node.value.value)
+        return node.arg in {"is_causal", "causal"} and not (
+            isinstance(node.value, ast.Constant) and not node.value.value
+        )
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"tril", "triu"}
 
 
@@ -195,7 +200,9 @@ def _is_inference(cls: Cls, node: ast.AST) -> bool:
         if isinstance(parent, ast.If):
             test = ast.unparse(parent.test)
             wanted = any(word in test for word in ("targets", "labels"))
-            if wanted and (("is not None" in test and child in parent.orelse) or ("is None" in test and child in parent.body)):
+            if wanted and (
+                ("is not None" in test and child in parent.orelse) or ("is None" in test and child in parent.body)
+            ):
                 return True
         child = parent
     return False
@@ -220,8 +227,6 @@ def forward(values: Values, model: Model, call: Expr) -> tuple[Func, Frame] | No
     return None
 
 
-
-
 def repeated_layers(values: Values, model: Model) -> Iterator[Hop]:
     """Yield why the layers of a model of the root cannot be compiled one by one; nothing where they can."""
     if not (isinstance(model.value, Inst) and isinstance(model.value.of, Cls)):
@@ -238,7 +243,9 @@ def repeated_layers(values: Values, model: Model) -> Iterator[Hop]:
             if isinstance(node, FunctionNode) and node.name == "forward":
                 yield from _data_dependent(cls, node)
     if not lists:
-        yield model.value.of.module.hop(model.value.of.node, f"no nn.ModuleList of repeated layers is seen in {model.name}")
+        yield model.value.of.module.hop(
+            model.value.of.node, f"no nn.ModuleList of repeated layers is seen in {model.name}"
+        )
 
 
 def _data_dependent(cls: Cls, function: FunctionNode) -> Iterator[Hop]:

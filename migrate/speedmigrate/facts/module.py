@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-
 from typing import TYPE_CHECKING
 
 from speedmigrate.rule import Hop, Place
@@ -20,7 +19,8 @@ ScopeNode = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef |
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """A name bound by an import: `import module` (`attr` empty) or `from module import attr`; `level` counts the dots."""
+    """A name bound by an import: `import module` (`attr` empty) or `from module import attr`; `level` counts the
+    dots."""
 
     module: str
     attr: str
@@ -108,7 +108,13 @@ def _is_inside(child: ast.AST, scope: ScopeNode) -> bool:
 def _parameters(scope: ScopeNode) -> Iterator[str]:
     if isinstance(scope, FunctionNode | ast.Lambda):
         arguments = scope.args
-        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg):
+        for argument in (
+            *arguments.posonlyargs,
+            *arguments.args,
+            *arguments.kwonlyargs,
+            arguments.vararg,
+            arguments.kwarg,
+        ):
             if argument is not None:
                 yield argument.arg
 
@@ -165,9 +171,9 @@ def load(source: SourceFile) -> Module:
                     imports.setdefault(alias.asname or alias.name, []).append(entry)
     writers: dict[str, tuple[FunctionNode, ...]] = {}
     for declared in globals_:
-        function = next((p for p in _up(declared, parents) if isinstance(p, FunctionNode)), None)
-        for name in declared.names if function is not None else ():
-            writers[name] = (*writers.get(name, ()), function)
+        functions = [p for p in _up(declared, parents) if isinstance(p, FunctionNode)][:1]
+        for name in declared.names if functions else ():
+            writers[name] = (*writers.get(name, ()), *functions)
     return Module(source, tree, parents, {k: tuple(v) for k, v in imports.items()}, tuple(stars), writers)
 
 

@@ -259,12 +259,16 @@ def _slots(served: Served) -> tuple[tuple[Slot, ...], int, bool, list[Hop]]:
         for key, run in padded_fields(rows).items():
             code = carry(served.entry.values, run.value, served.loader.site.expr)
             if code is None:
-                problems.append(run.value.hop(f"the pad value `{run.value.text}` cannot be written at {served.loader.hop.path}"))
+                problems.append(
+                    run.value.hop(f"the pad value `{run.value.text}` cannot be written at {served.loader.hop.path}")
+                )
                 continue
             value = served.entry.values.one(run.value)
             slot = Slot(key, code, value.value if isinstance(value, Const) else None)
             if codes.setdefault(key, slot) != slot:
-                problems.append(run.value.hop(f"field {key!r} is padded with {code} here and {codes[key].code} elsewhere"))
+                problems.append(
+                    run.value.hop(f"field {key!r} is padded with {code} here and {codes[key].code} elsewhere")
+                )
         for record, _ in rows.returned:
             if isinstance(record, Record):
                 tuples.add(record.is_tuple)
@@ -300,7 +304,9 @@ def _trainer_contract(served: Served, slots: tuple[Slot, ...]) -> Contract | lis
                 for node in base.node.body if isinstance(base, Cls) else ():
                     if isinstance(node, FunctionNode) and node.name not in _HARMLESS:
                         assert isinstance(base, Cls)
-                        problems.append(base.module.hop(node, f"`{base.node.name}.{node.name}` overrides the Trainer's own"))
+                        problems.append(
+                            base.module.hop(node, f"`{base.node.name}.{node.name}` overrides the Trainer's own")
+                        )
     expr = loader.argument("model")
     found = () if expr is None else models(entry.values, expr)
     if not found:
@@ -308,17 +314,23 @@ def _trainer_contract(served: Served, slots: tuple[Slot, ...]) -> Contract | lis
     names = {slot.key for slot in slots}
     for model in found:
         if not model.is_causal_lm and not (model.is_transformers and "attention_mask" in names):
-            problems.append(_model_hop(model, loader, "is not known to leave pads out: not a causal language model, no mask"))
+            problems.append(
+                _model_hop(model, loader, "is not known to leave pads out: not a causal language model, no mask")
+            )
     for slot in slots:
         if slot.key == "labels" and slot.constant != -100:
             problems.append(loader.site.expr.hop(f"labels are padded with {slot.code}, which the loss counts"))
-        if slot.key == "attention_mask" and slot.constant not in {0, False}:
+        if slot.key == "attention_mask" and slot.constant not in {0}:
             problems.append(loader.site.expr.hop(f"the attention mask is padded with {slot.code}"))
     if problems:
         return problems
     hops = [loader.hop]
     if expr is not None:
-        hops.append(expr.hop(f"the model is {found[0].name}: right pads do not reach earlier positions, labels of -100 are left out"))
+        hops.append(
+            expr.hop(
+                f"the model is {found[0].name}: right pads do not reach earlier positions, labels of -100 are left out"
+            )
+        )
     add_mask = "attention_mask" not in names and all(isinstance(slot.key, str) for slot in slots)
     return Contract(slots, 0, False, add_mask, found, tuple(hops), True)
 
@@ -339,7 +351,9 @@ def _loop_contract(served: Served, slots: tuple[Slot, ...], width: int, is_tuple
     for model in use.models:
         if model.is_transformers:
             if not model.is_causal_lm and not any(slot.key == "attention_mask" for slot in slots):
-                problems.append(_model_hop(model, loader, "is not known to leave pads out: not a causal language model, no mask"))
+                problems.append(
+                    _model_hop(model, loader, "is not known to leave pads out: not a causal language model, no mask")
+                )
             continue
         found, causal = width_problems(entry.values, model)
         problems += found
@@ -368,5 +382,3 @@ def _lost_labels(served: Served, use: Use) -> list[Hop]:
                     assert rows.func is not None
                     found.append(rows.func.module.hop(node, f"field {key!r} would lose its last real position"))
     return found
-
-

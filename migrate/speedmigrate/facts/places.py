@@ -1,4 +1,5 @@
-"""Where a line about the model belongs: after everything that changes it, before it is wrapped, optimized or handed on."""
+"""Where a line about the model belongs: after everything that changes it, before it is wrapped, optimized or handed
+on."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from speedmigrate.rule import InsertStatement
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Anchor:
-    """The statement before which a call on the model goes, the code that names the model there, and the models it can be."""
+    """The statement before which a call on the model goes, the code that names the model there, and the models it can
+    be."""
 
     module: Module
     statement: ast.stmt
@@ -34,13 +36,18 @@ _WRAPS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
 
 def anchor(entry: EntryFacts) -> Anchor | None:
-    """Return where the trained model is first wrapped, optimized or given to a Trainer; None where it is not followed."""
+    """Return where the trained model is first wrapped, optimized or given to a Trainer; None where it is not
+    followed."""
     candidates = [*_trainers(entry), *_wrapped(entry), *_optimized(entry)]
     placed = [found for site, expr in candidates for found in [_place(entry, site, expr)] if found is not None]
     if not placed:
         return None
     first = placed[0]
-    same = [p for p in placed if p.module is first.module and p.module.scope(p.statement) is first.module.scope(first.statement)]
+    same = [
+        p
+        for p in placed
+        if p.module is first.module and p.module.scope(p.statement) is first.module.scope(first.statement)
+    ]
     return min(same, key=lambda found: found.statement.lineno)
 
 
@@ -62,7 +69,9 @@ def _optimized(entry: EntryFacts) -> list[tuple[Site, Expr]]:
     """Yield the models whose parameters an optimizer of torch is built on."""
     found = []
     for site in entry.sites:
-        if any(isinstance(c, Ext) and (c.name.startswith("torch.optim.") or c.name.endswith("AdamW")) for c in site.callees):
+        if any(
+            isinstance(c, Ext) and (c.name.startswith("torch.optim.") or c.name.endswith("AdamW")) for c in site.callees
+        ):
             for node in [n for argument in site.node.args[:1] for n in ast.walk(argument)]:
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                     if node.func.attr in {"parameters", "named_parameters"}:
@@ -70,7 +79,9 @@ def _optimized(entry: EntryFacts) -> list[tuple[Site, Expr]]:
     return found
 
 
-def _given(entry: EntryFacts, package: str, names: tuple[str, ...], argument: str, position: int) -> list[tuple[Site, Expr]]:
+def _given(
+    entry: EntryFacts, package: str, names: tuple[str, ...], argument: str, position: int
+) -> list[tuple[Site, Expr]]:
     found = []
     for site, _ in entry.calls(package, *names):
         node = call_argument(site.node, position, argument)
@@ -128,7 +139,11 @@ def model_of_parameters(site: Site) -> str:
     seen: set[str] = set()
     while queue:
         for node in ast.walk(queue.pop()):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and isinstance(node.func.value, ast.Name)
+            ):
                 if node.func.attr in {"parameters", "named_parameters"}:
                     names.add(node.func.value.id)
             elif isinstance(node, ast.Name) and node.id not in seen and isinstance(node.ctx, ast.Load):

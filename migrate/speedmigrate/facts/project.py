@@ -16,7 +16,8 @@ _SKIPPED = {".git", ".venv", "venv", "node_modules", "site-packages", "__pycache
 
 
 class Project:
-    """Every file below one root. `overlay` holds new bytes of files, for looking at a patched tree without writing it."""
+    """Every file below one root. `overlay` holds new bytes of files, for looking at a patched tree without writing
+    it."""
 
     def __init__(self, root: Path, overlay: Mapping[str, bytes] | None = None) -> None:
         self.root = root
@@ -165,7 +166,7 @@ def _walk(root: Path) -> tuple[str, ...]:
         listed = []
         for folder, folders, names in os.walk(root):
             folders[:] = sorted(name for name in folders if name not in _SKIPPED)
-            listed += [os.path.relpath(os.path.join(folder, name), root).replace(os.sep, "/") for name in names]
+            listed += [Path(folder, name).relative_to(root).as_posix() for name in names]
     resolved = root.resolve()
     return tuple(sorted(path for path in set(listed) if _is_ours(resolved, path)))
 
@@ -187,4 +188,8 @@ def _git_files(root: Path) -> list[str] | None:
         return None
     if done.returncode:
         return None
-    return [name for name in done.stdout.decode("utf-8", "surrogateescape").split("\0") if name and os.path.lexists(root / name)]
+    return [
+        name
+        for name in done.stdout.decode("utf-8", "surrogateescape").split("\0")
+        if name and os.path.lexists(root / name)
+    ]

@@ -32,7 +32,7 @@ class Binding:
 State = frozenset[Binding] | None
 
 
-class _Found(Exception):
+class _Found(Exception):  # noqa: N818 - not an error: it carries the answer out
     def __init__(self, state: State) -> None:
         self.state = state
 
@@ -99,7 +99,8 @@ class _Flow:
             return None if isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break) else state
         method = getattr(self, "_" + type(node).__name__.lower(), None)
         if method is not None:
-            return method(node, state, here)
+            found: State = method(node, state, here)
+            return found
         if here:
             raise _Found(state)
         if isinstance(node, ast.Return | ast.Raise | ast.Continue | ast.Break):

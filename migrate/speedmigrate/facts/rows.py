@@ -1,9 +1,10 @@
-"""What one row of a dataset looks like: its `__getitem__` read symbolically, with every padding term and where it ends up.
+"""What one row of a dataset looks like: its `__getitem__` read symbolically, with every padding term and where it
+ends up.
 
 The reader follows lists and tensors through one function (and the helpers of the root that it calls): concatenation,
 slices, conversions, branches. `[value] * gap` joined to a sequence is a padding term where `gap` is a fixed length less
-the length of something of the sample (see `linear`). Anything that touches padded data in a way that is not understood is
-a problem, and a row with a problem is never edited.
+the length of something of the sample (see `linear`). Anything that touches padded data in a way that is not
+understood is a problem, and a row with a problem is never edited.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One edit that takes a padding term out: the joined expression and the operand that stays (None: whole statement)."""
+    """One edit that takes a padding term out: the joined expression and the operand that stays (None: whole
+    statement)."""
 
     module: Module
     node: ast.AST
@@ -94,7 +96,8 @@ Abstract = Seq | Number | Record | Passed
 
 @dataclass(slots=True)
 class Rows:
-    """What was read of one dataset class: the rows it returns, the padding terms to drop, and what was not understood."""
+    """What was read of one dataset class: the rows it returns, the padding terms to drop, and what was not
+    understood."""
 
     dataset: Inst
     func: Func | None
@@ -151,7 +154,7 @@ class _Reader:
         assert isinstance(node, FunctionNode)
         self.block(node.body)
         if self.depth == 0:
-            self.rows.returned += self.out  # type: ignore[arg-type]
+            self.rows.returned += self.out
 
     # Statements ------------------------------------------------------------------------------------------------------
 
@@ -222,7 +225,9 @@ class _Reader:
     def _expr(self, node: ast.Expr) -> bool:
         call = node.value
         if (
-            isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and isinstance(call.func.value, ast.Name)
             and call.func.attr in {"extend", "append", "insert"} and call.func.value.id in self.env
         ):  # fmt: skip
             old = self.env[call.func.value.id]
@@ -293,7 +298,11 @@ class _Reader:
         for handler in node.handlers:
             kept, self.env = self.env, dict(before)
             if self.block(handler.body):
-                self.env = {n: self.merge(kept.get(n), self.env.get(n), node) for n in {*kept, *self.env}} if done else self.env
+                self.env = (
+                    {n: self.merge(kept.get(n), self.env.get(n), node) for n in {*kept, *self.env}}
+                    if done
+                    else self.env
+                )
                 done = True
             else:
                 self.env = kept
@@ -381,7 +390,9 @@ class _Reader:
             if isinstance(child, ast.expr):
                 found = self.eval(child)
                 wide = wide or _is_wide(found)
-                self.touch(found, node, reading=isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.JoinedStr))
+                self.touch(
+                    found, node, reading=isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.JoinedStr)
+                )
         return replace(self.opaque(), wide=wide)
 
     def _eval_constant(self, node: ast.Constant) -> Abstract:
@@ -480,7 +491,11 @@ class _Reader:
             for one, other in ((left, right), (right, left)):
                 if not one.value.terms:
                     return Number(other.value.times(one.value.constant))
-            return Number(Linear.of("fixed", ast.unparse(node)) if left.value.is_fixed and right.value.is_fixed else self.opaque().length)
+            return Number(
+                Linear.of("fixed", ast.unparse(node))
+                if left.value.is_fixed and right.value.is_fixed
+                else self.opaque().length
+            )
         for value in (left, right):
             self.touch(value, node)
         return self.opaque()
@@ -494,7 +509,11 @@ class _Reader:
         passed = self.passed(node)
         if passed is not None:
             return passed
-        if isinstance(node.slice, ast.Constant) and isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+        if (
+            isinstance(node.slice, ast.Constant)
+            and isinstance(node.value, ast.Attribute)
+            and node.value.attr == "shape"
+        ):
             inner = self.eval(node.value.value)
             if isinstance(inner, Seq) and node.slice.value in {0, -1}:
                 return Number(inner.length)
@@ -529,7 +548,12 @@ class _Reader:
             shorter = Linear(constant=start - stop)
             return replace(base, length=base.length.plus(shorter, -1), start=base.start + start, stop=base.stop - stop)
         fixed = upper if lower is None else lower
-        if isinstance(fixed, Number) and fixed.value.is_fixed and fixed.value.terms and (lower is None or upper is None):
+        if (
+            isinstance(fixed, Number)
+            and fixed.value.is_fixed
+            and fixed.value.terms
+            and (lower is None or upper is None)
+        ):
             if _is_full_width(base, fixed.value):
                 return base
         self.touch(base, node)
@@ -604,7 +628,11 @@ class _Reader:
         if isinstance(base, Seq) and func.attr in {"sum", "any", "all", "item"}:
             return self.opaque()
         if isinstance(base, Record) and func.attr == "update" and isinstance(func.value, ast.Name):
-            added = self.eval(node.args[0]) if node.args else self._eval_call(ast.copy_location(ast.Call(ast.Name("dict", ast.Load()), [], node.keywords), node))
+            added = (
+                self.eval(node.args[0])
+                if node.args
+                else self._eval_call(ast.copy_location(ast.Call(ast.Name("dict", ast.Load()), [], node.keywords), node))
+            )
             for key, value in added.items if isinstance(added, Record) else ():
                 base = base.set(key, value)
             self.env[func.value.id] = base
@@ -617,7 +645,9 @@ class _Reader:
         if len(callees) != 1 or not isinstance(callees[0], Func) or self.depth >= _MAX_INLINE:
             return None
         func = callees[0]
-        if not isinstance(func.node, FunctionNode) or any(isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(func.node)):
+        if not isinstance(func.node, FunctionNode) or any(
+            isinstance(n, ast.Yield | ast.YieldFrom) for n in ast.walk(func.node)
+        ):
             return None
         frame = Frame(func, self.expr(node), func.receiver)
         inner = _Reader(self.values, self.rows, frame, self.depth + 1)
@@ -637,7 +667,11 @@ class _Reader:
 def _grown(node: ast.AST) -> Iterator[str]:
     """Yield the names that a loop appends to or extends."""
     for child in ast.walk(node):
-        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute) and isinstance(child.func.value, ast.Name):
+        if (
+            isinstance(child, ast.Call)
+            and isinstance(child.func, ast.Attribute)
+            and isinstance(child.func.value, ast.Name)
+        ):
             if child.func.attr in {"append", "extend", "insert"}:
                 yield child.func.value.id
 
@@ -672,5 +706,3 @@ def pad_constant(values: Values, run: Run) -> object:
     """Return the pad value where it is a plain constant, else None."""
     value = values.one(run.value)
     return value.value if isinstance(value, Const) else None
-
-

@@ -19,16 +19,15 @@ MAX_DEPTH = 24
 MAX_VALUES = 12
 MAX_STEPS = 100
 # Methods that return their own object (torch.nn.Module and torch.Tensor).
-_SELF_METHODS = frozenset(
-    "to cuda cpu train eval half float double bfloat16 requires_grad_ contiguous npu xpu".split()
-)
+_SELF_METHODS = frozenset("to cuda cpu train eval half float double bfloat16 requires_grad_ contiguous npu xpu".split())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
     """A call being followed: which function, from which call, on which object. `call` is None where it is not known.
 
-    Frames nest, so the hash is computed once and equality compares it (of node identities, 64 bits) instead of the chain.
+    Frames nest, so the hash is computed once and equality compares it (of node identities, 64 bits) instead of the
+    chain.
     """
 
     func: Func
@@ -239,8 +238,12 @@ class Values:
                 yield from self._item(base, self._key(expr.at(node.slice)), expr)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             value = node.operand.value
-            yield Const(-value, expr) if isinstance(value, int | float) else Unknown("not a number", expr.hop(expr.text))
-        elif isinstance(node, ast.List | ast.Tuple | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.GeneratorExp):
+            yield (
+                Const(-value, expr) if isinstance(value, int | float) else Unknown("not a number", expr.hop(expr.text))
+            )
+        elif isinstance(
+            node, ast.List | ast.Tuple | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.GeneratorExp
+        ):
             yield Display(expr)
         else:
             yield Unknown("computed here", expr.hop(expr.text[:60]))
@@ -445,20 +448,20 @@ class Values:
                 yield from self.of(Expr(owner.module, value, frame))
         if found:
             return
-        for owner in self.mro(cls):
-            if isinstance(owner, Ext):
-                continue
-            for node in owner.node.body:
+        bases = self.mro(cls)
+        for base in bases:
+            for node in base.node.body if isinstance(base, Cls) else ():
+                assert isinstance(base, Cls)
                 if isinstance(node, FunctionNode) and node.name == name:
-                    yield from self._method(Func(owner.module, node, receiver), expr)
+                    yield from self._method(Func(base.module, node, receiver), expr)
                     return
                 if isinstance(node, ast.AnnAssign | ast.Assign) and name in _assigned(node):
                     if node.value is None:
-                        yield Attr(receiver or owner, name, expr)
+                        yield Attr(receiver or base, name, expr)
                     else:
-                        yield from self.of(Expr(owner.module, node.value, owner.outer))
+                        yield from self.of(Expr(base.module, node.value, base.outer))
                     return
-        if any(isinstance(owner, Ext) for owner in self.mro(cls)):
+        if any(isinstance(base, Ext) for base in bases):
             yield Attr(receiver or cls, name, expr)
         else:
             yield Unknown(f"`{cls.node.name}` has no `{name}` that can be seen", expr.hop(name))
@@ -580,7 +583,11 @@ class Values:
     def _item_of(self, base: Value, key: object, expr: Expr) -> Iterator[Value]:
         if isinstance(base, Display):
             node = base.expr.node
-            if isinstance(node, ast.List | ast.Tuple) and isinstance(key, int) and -len(node.elts) <= key < len(node.elts):
+            if (
+                isinstance(node, ast.List | ast.Tuple)
+                and isinstance(key, int)
+                and -len(node.elts) <= key < len(node.elts)
+            ):
                 yield from self.of(base.expr.at(node.elts[key]))
                 return
             if isinstance(node, ast.List | ast.Tuple) and key is None:
@@ -592,12 +599,17 @@ class Values:
                         yield from self.of(base.expr.at(value))
                         return
             if isinstance(node, ast.Dict) and key is None and all(name is not None for name in node.keys):
-                for value in node.values:
-                    yield from self.of(base.expr.at(value))
+                for part in node.values:
+                    yield from self.of(base.expr.at(part))
                 return
-        if isinstance(base, Inst) and base.of in _COPIES and isinstance(base.call.node, ast.Call) and base.call.node.args:
-            for value in self.of(base.call.at(base.call.node.args[0])):
-                yield from self._item(value, key, expr)
+        if (
+            isinstance(base, Inst)
+            and base.of in _COPIES
+            and isinstance(base.call.node, ast.Call)
+            and base.call.node.args
+        ):
+            for source in self.of(base.call.at(base.call.node.args[0])):
+                yield from self._item(source, key, expr)
             return
         if isinstance(base, Inst) and base.of == Ext("builtins.dict") and isinstance(base.call.node, ast.Call):
             found = call_argument(base.call.node, None, key) if isinstance(key, str) else None
@@ -612,8 +624,8 @@ class Values:
             and base.of.of == Ext("builtins.enumerate") and key == 1 and isinstance(base.of.call.node, ast.Call)
         ):  # fmt: skip
             inner = base.of.call.at(base.of.call.node.args[0])
-            for value in self.of(inner):
-                yield from self.elements(value, inner)
+            for source in self.of(inner):
+                yield from self.elements(source, inner)
         else:
             yield base if isinstance(base, Unknown) else Item(base, key, expr)
 
@@ -682,7 +694,9 @@ class Values:
             return
         values = [child for child in own_nodes(node) if isinstance(child, ast.Return) and child.value is not None]
         if any(isinstance(child, ast.Yield | ast.YieldFrom) for child in own_nodes(node)):
-            yield Result(frame.func, frame.call or Expr(module, ast.Name(id=node.name, lineno=node.lineno, col_offset=0)))
+            yield Result(
+                frame.func, frame.call or Expr(module, ast.Name(id=node.name, lineno=node.lineno, col_offset=0))
+            )
             return
         for child in values:
             assert child.value is not None
@@ -727,7 +741,9 @@ def has_spread(call: ast.Call) -> bool:
 
 def parameter_default(arguments: ast.arguments, name: str) -> ast.expr | None:
     positional = [*arguments.posonlyargs, *arguments.args]
-    for argument, default in zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True):
+    for argument, default in zip(
+        positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True
+    ):
         if argument.arg == name:
             return default
     for argument, keyword_default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
@@ -817,5 +833,3 @@ def _comprehension(generator: ast.comprehension, name: str) -> Iterator[Binding]
     for bound, path in targets(generator.target):
         if bound == name:
             yield Binding(name, "element", generator.target, generator.iter, path)
-
-

@@ -1,14 +1,15 @@
 """The model's repeated layers are compiled in place.
 
 ## What it does
-Adds one line, `compile_layers(model)`, where the model is complete and not yet wrapped, optimized or given to a Trainer.
-Each repeated layer's forward is compiled at its first training step, with dynamic sequence length: same parameter names,
-same checkpoints, same class; evaluation and `generate` stay eager. The runtime looks at facts that only a run knows
-(ZeRO-3 partitions, FSDP, quantised layers, no compiler) and then stays off with one log line.
+Adds one line, `compile_layers(model)`, where the model is complete and not yet wrapped, optimized or given to a
+Trainer. Each repeated layer's forward is compiled at its first training step, with dynamic sequence length: same
+parameter names, same checkpoints, same class; evaluation and `generate` stay eager. The runtime looks at facts that
+only a run knows (ZeRO-3 partitions, FSDP, quantised layers, no compiler) and then stays off with one log line.
 
 ## When it is refused
-A target below torch 2.0, a model that is not followed or has no repeated layers, a quantised base, ZeRO-3 in every launch
-file, model or pipeline parallelism, TPU, generation inside the training loop, a forward that is replaced at run time.
+A target below torch 2.0, a model that is not followed or has no repeated layers, a quantised base, ZeRO-3 in every
+launch file, model or pipeline parallelism, TPU, generation inside the training loop, a forward that is replaced at
+run time.
 
 ## Effect
 `exact`, up to rounding. `SPEEDRUNTIME_DISABLE=compile` turns it off at run time.
@@ -29,7 +30,7 @@ from speedmigrate.facts.models import Model, repeated_layers
 from speedmigrate.facts.places import anchor
 from speedmigrate.facts.values import Const, Ext, call_argument
 from speedmigrate.requirements import runtime_requirement
-from speedmigrate.rule import AddImport, Finding, Hop, Place, Rule
+from speedmigrate.rule import AddImport, Finding, Hop, Op, Place, Rule
 
 _KBIT_WORDS = ("load_in_8bit", "load_in_4bit", "quantization_config")
 
@@ -38,15 +39,23 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
     place = Place(entry.path, 1, 1)
     compiled = _compiled(entry)
     if compiled is not None:
-        yield RULE.finding("done", Place(compiled.path, compiled.line, compiled.line), f"compiled already: {compiled.what}")
+        yield RULE.finding(
+            "done", Place(compiled.path, compiled.line, compiled.line), f"compiled already: {compiled.what}"
+        )
         return
     if entry.target.torch < (2, 0):
         version = ".".join(map(str, entry.target.torch))
-        yield RULE.finding("refused", place, f"torch {version} ({entry.target.torch_from}) has no compile: it needs torch>=2.0")
+        yield RULE.finding(
+            "refused", place, f"torch {version} ({entry.target.torch_from}) has no compile: it needs torch>=2.0"
+        )
         return
     found = anchor(entry)
     if found is None:
-        yield RULE.finding("refused", place, "the trained model is not followed to a place where it is wrapped, optimized or given to a Trainer")
+        yield RULE.finding(
+            "refused",
+            place,
+            "the trained model is not followed to a place where it is wrapped, optimized or given to a Trainer",
+        )
         return
     place = found.module.place(found.statement)
     reason = next(_reasons(entry, found.models), None)
@@ -54,13 +63,19 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
         message = f"the layers are not compiled: {reason.what} ({reason.path}:{reason.line})"
         yield RULE.finding("refused", place, message, evidence=(reason,))
         return
-    ops = [AddImport(found.module.path, "speedruntime", "compile_layers"), found.insert("compile_layers", order=1)]
+    ops: list[Op] = [
+        AddImport(found.module.path, "speedruntime", "compile_layers"),
+        found.insert("compile_layers", order=1),
+    ]
     yield RULE.finding(
-        "change", place, f"the repeated layers of {found.models[0].name} are compiled in place, with dynamic length",
+        "change",
+        place,
+        f"the repeated layers of {found.models[0].name} are compiled in place, with dynamic length",
         ops=(*ops, *runtime_requirement(entry.project, found.module.path)),
-        evidence=(found.site.expr.hop("the model is complete here"),), group=group_name(entry),
+        evidence=(found.site.expr.hop("the model is complete here"),),
+        group=group_name(entry),
         needs=("speedmigrate[runtime]", "torch>=2.0"),
-    )  # fmt: skip
+    )
 
 
 def group_name(entry: EntryFacts) -> str:
@@ -116,9 +131,22 @@ def _site_reasons(entry: EntryFacts, expr: object, node: ast.Call, callees: tupl
     if name in {"quantize", "dispatch_model", "parallelize", "PipelineModule"}:
         yield expr.hop(f"the model is quantised or split over devices (`{name}`)")
     for callee in callees:
-        if isinstance(callee, Ext) and callee.package in {"torch_xla", "auto_gptq", "awq", "gptqmodel", "fairscale", "megatron"}:
+        if isinstance(callee, Ext) and callee.package in {
+            "torch_xla",
+            "auto_gptq",
+            "awq",
+            "gptqmodel",
+            "fairscale",
+            "megatron",
+        }:
             yield expr.hop(f"{callee.package} is in use")
-        if isinstance(callee, Ext) and callee.last in {"PPOTrainer", "GRPOTrainer", "RLOOTrainer", "PipelineModule", "dispatch_model"}:
+        if isinstance(callee, Ext) and callee.last in {
+            "PPOTrainer",
+            "GRPOTrainer",
+            "RLOOTrainer",
+            "PipelineModule",
+            "dispatch_model",
+        }:
             yield expr.hop(f"{callee.last} generates in the loop or splits the model")
     if name == "generate" and _is_in_training(entry, expr, node):
         yield expr.hop("the model generates inside the training loop")
@@ -150,7 +178,9 @@ def _zero3(entry: EntryFacts) -> Iterator[Hop]:
     """ZeRO-3 in every launch file; where only some use it, the runtime call looks for itself."""
     stages = [{zero_stage(doc) for doc in deepspeed_configs(entry, launch)} for launch in entry.launches]
     if stages and all(stage == {3} for stage in stages):
-        yield Hop(entry.launches[0].path, entry.launches[0].line, "every launch file uses ZeRO-3, which partitions the layers")
+        yield Hop(
+            entry.launches[0].path, entry.launches[0].line, "every launch file uses ZeRO-3, which partitions the layers"
+        )
 
 
 RULE = Rule(

@@ -2,15 +2,16 @@
 
 ## What it does
 Adds `convert_to_float8(model)` before the layers are compiled. The runtime swaps large `torch.nn.Linear` layers for
-torchao's rowwise FP8 ones where the GPU has FP8 and most of the work is in such layers, says which and why not the others,
-and changes nothing anywhere else. Parameters and checkpoint keys stay.
+torchao's rowwise FP8 ones where the GPU has FP8 and most of the work is in such layers, says which and why not the
+others, and changes nothing anywhere else. Parameters and checkpoint keys stay.
 
 ## When it is refused
-It asks for a word: `--precision fp8` or `--target arch=sm_90` (sm_89 and up). Refused where the layers cannot be compiled
-(FP8 without compile is slower), and below torch 2.4.
+It asks for a word: `--precision fp8` or `--target arch=sm_90` (sm_89 and up). Refused where the layers cannot be
+compiled (FP8 without compile is slower), and below torch 2.4.
 
 ## Effect
-`precision`: matrix products of 8-bit floats with one scale a row. `SPEEDRUNTIME_DISABLE=float8` turns it off at run time.
+`precision`: matrix products of 8-bit floats with one scale a row. `SPEEDRUNTIME_DISABLE=float8` turns it off at run
+time.
 
 ## References
 - https://github.com/pytorch/ao/tree/main/torchao/float8
@@ -34,22 +35,30 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
     place = Place(entry.path, 1, 1)
     if entry.target.torch < (2, 4):
         version = ".".join(map(str, entry.target.torch))
-        yield RULE.finding("refused", place, f"FP8 needs torch>=2.4, the target is {version} ({entry.target.torch_from})")
+        yield RULE.finding(
+            "refused", place, f"FP8 needs torch>=2.4, the target is {version} ({entry.target.torch_from})"
+        )
         return
     compiled = [finding for finding in compile_layers.check(entry) if finding.status == "change"]
     found = anchor(entry)
     if not compiled or found is None:
-        yield RULE.finding("refused", place, "FP8 pays only in compiled layers, and this model's layers are not compiled (see SM401)")
+        yield RULE.finding(
+            "refused", place, "FP8 pays only in compiled layers, and this model's layers are not compiled (see SM401)"
+        )
         return
     yield RULE.finding(
-        "change", found.module.place(found.statement), f"large linear layers of {found.models[0].name} compute in FP8 where the GPU has it",
+        "change",
+        found.module.place(found.statement),
+        f"large linear layers of {found.models[0].name} compute in FP8 where the GPU has it",
         ops=(
-            AddImport(found.module.path, "speedruntime", "convert_to_float8"), found.insert("convert_to_float8", order=0),
+            AddImport(found.module.path, "speedruntime", "convert_to_float8"),
+            found.insert("convert_to_float8", order=0),
             *runtime_requirement(entry.project, found.module.path),
         ),
-        requires=(compile_layers.group_name(entry),), evidence=(found.site.expr.hop("the model is complete here"),),
+        requires=(compile_layers.group_name(entry),),
+        evidence=(found.site.expr.hop("the model is complete here"),),
         needs=("speedmigrate[runtime,fp8]", "torch>=2.4", "sm_89"),
-    )  # fmt: skip
+    )
 
 
 RULE = Rule(

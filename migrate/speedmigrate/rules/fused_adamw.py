@@ -1,13 +1,15 @@
 """AdamW takes one fused step over all parameters instead of one kernel per parameter and operation.
 
 ## What it does
-`torch.optim.AdamW(...)` gets `fused=True`; so does `torch.optim.Adam` without weight decay. `transformers.AdamW` becomes
-`torch.optim.AdamW` with that class's own defaults written out (eps 1e-6, weight decay 0.0), and its import goes. Where a
-checkpoint's optimizer state is loaded, `keep_fused(optimizer)` follows, since loading restores the old flag.
+`torch.optim.AdamW(...)` gets `fused=True`; so does `torch.optim.Adam` without weight decay. `transformers.AdamW`
+becomes `torch.optim.AdamW` with that class's own defaults written out (eps 1e-6, weight decay 0.0), and its import
+goes. Where a checkpoint's optimizer state is loaded, `keep_fused(optimizer)` follows, since loading restores the old
+flag.
 
 ## When it is refused
-`foreach`, `capturable` or `differentiable` set; arguments through `*` or `**` that cannot be read; `correct_bias=False`;
-offload to the CPU; more than one class possible; other optimizers (SGD, Adafactor, Lion, LOMO, 8-bit, Adam with L2).
+`foreach`, `capturable` or `differentiable` set; arguments through `*` or `**` that cannot be read;
+`correct_bias=False`; offload to the CPU; more than one class possible; other optimizers (SGD, Adafactor, Lion, LOMO,
+8-bit, Adam with L2).
 
 ## Effect
 `exact`: the same update up to rounding, hyper-parameters as they were. Before torch 2.4 a fused optimizer needs CUDA
@@ -52,8 +54,8 @@ _FUSED = {
     "deepspeed.ops.adam.DeepSpeedCPUAdam": "DeepSpeedCPUAdam serves an optimizer offloaded to the CPU",
 }
 _PACKAGES = frozenset(
-    "bitsandbytes torch_optimizer lion_pytorch lomo_optim galore_torch adam_mini pytorch_optimizer dadaptation prodigyopt "
-    "muon schedulefree apex deepspeed colossalai torch timm transformers".split()
+    "bitsandbytes torch_optimizer lion_pytorch lomo_optim galore_torch adam_mini pytorch_optimizer dadaptation "
+    "prodigyopt muon schedulefree apex deepspeed colossalai torch timm transformers".split()
 )
 _ORDER = ("params", "lr", "betas", "eps", "weight_decay")
 _BLOCKING = ("foreach", "capturable", "differentiable", "maximize_foreach")
@@ -76,8 +78,23 @@ def _is_optimizer(value: Ext) -> bool:
         return True
     if value.package not in _PACKAGES or not value.last[:1].isupper():
         return False
-    inside = ".optim." in value.name or value.name.startswith("bitsandbytes.optim") or value.package not in {"torch", "timm"}
-    words = ("Adam", "SGD", "Lion", "Lamb", "LAMB", "Adafactor", "Adagrad", "RMSprop", "LBFGS", "Lomo", "Muon", "GaLore")
+    inside = (
+        ".optim." in value.name or value.name.startswith("bitsandbytes.optim") or value.package not in {"torch", "timm"}
+    )
+    words = (
+        "Adam",
+        "SGD",
+        "Lion",
+        "Lamb",
+        "LAMB",
+        "Adafactor",
+        "Adagrad",
+        "RMSprop",
+        "LBFGS",
+        "Lomo",
+        "Muon",
+        "GaLore",
+    )
     return inside and any(word in value.last for word in words) and "Scheduler" not in value.last
 
 
@@ -88,14 +105,18 @@ def _is_own(entry: EntryFacts, cls: Cls) -> bool:
 def _finding(entry: EntryFacts, site: Site, names: set[str], own: list[Cls]) -> Finding:
     place = site.module.place(site.node)
     if own:
-        return RULE.finding("refused", place, f"{own[0].node.name} is an optimizer class of this repository: it is left as it is")
+        return RULE.finding(
+            "refused", place, f"{own[0].node.name} is an optimizer class of this repository: it is left as it is"
+        )
     if len(site.callees) > 1:
         return RULE.finding("refused", place, f"the optimizer may be one of several: {', '.join(sorted(names))}")
     name = names.pop()
     if name in _FUSED:
         return RULE.finding("done", place, _FUSED[name])
     if name not in _TORCH | _TORCH_ADAM | _TRANSFORMERS:
-        return RULE.finding("refused", place, f"{name} is another algorithm or has another memory need: it is left as it is")
+        return RULE.finding(
+            "refused", place, f"{name} is another algorithm or has another memory need: it is left as it is"
+        )
     reason = _reason(entry, site, name)
     if reason:
         status = "done" if reason == _ALREADY else "refused"
@@ -104,7 +125,9 @@ def _finding(entry: EntryFacts, site: Site, names: set[str], own: list[Cls]) -> 
     start, end = site.module.source.span(site.node)
     fused = _flag(entry, site)
     if not fused:
-        return RULE.finding("refused", place, "before torch 2.4 fused needs CUDA parameters, and whose parameters these are is not seen")
+        return RULE.finding(
+            "refused", place, "before torch 2.4 fused needs CUDA parameters, and whose parameters these are is not seen"
+        )
     ops.append(SetKeyword(site.module.path, start, end, "fused", fused))
     needs = ["torch>=2.0"]
     kept = _keep(entry, site)
@@ -117,7 +140,12 @@ def _finding(entry: EntryFacts, site: Site, names: set[str], own: list[Cls]) -> 
     if name in _TORCH_ADAM:
         message = "Adam without weight decay steps in one fused kernel"
     return RULE.finding(
-        "change", place, message, ops=tuple(ops), needs=tuple(needs), evidence=(site.expr.hop(f"the optimizer is {name}"),)
+        "change",
+        place,
+        message,
+        ops=tuple(ops),
+        needs=tuple(needs),
+        evidence=(site.expr.hop(f"the optimizer is {name}"),),
     )
 
 
@@ -135,11 +163,12 @@ def _reason(entry: EntryFacts, site: Site, name: str) -> str:
     if fused is not None:
         return f"fused is set to `{site.module.text(fused)}`: left as it is"
     for word in _BLOCKING:
-        value = call_argument(node, None, word)
-        if value is not None and not (isinstance(value, ast.Constant) and not value.value):
+        blocking = call_argument(node, None, word)
+        if blocking is not None and not (isinstance(blocking, ast.Constant) and not blocking.value):
             return f"{word} is set, which excludes fused"
     if entry.target.torch < (2, 0):
-        return f"fused AdamW needs torch>=2.0, the target is {'.'.join(map(str, entry.target.torch))} ({entry.target.torch_from})"
+        version = ".".join(map(str, entry.target.torch))
+        return f"fused AdamW needs torch>=2.0, the target is {version} ({entry.target.torch_from})"
     if any(_offloads(entry, launch) for launch in entry.launches):
         return "a launch file offloads the optimizer to the CPU"
     if name in _TRANSFORMERS and len(node.args) > len(_ORDER):
@@ -150,7 +179,7 @@ def _reason(entry: EntryFacts, site: Site, name: str) -> str:
     if name in _TORCH_ADAM:
         decay = call_argument(node, 4, "weight_decay")
         value = entry.values.one(site.expr.at(decay)) if decay is not None else None
-        if decay is not None and not (isinstance(value, Const) and value.value in {0, 0.0}):
+        if decay is not None and not (isinstance(value, Const) and value.value in {0}):
             return "Adam with an L2 weight decay is another algorithm than AdamW: left as it is"
     return ""
 
@@ -166,7 +195,10 @@ def _offloads(entry: EntryFacts, launch: object) -> bool:
 def _transformers_ops(site: Site) -> list[Op]:
     module, node = site.module, site.node
     start, end = module.source.span(node)
-    ops: list[Op] = [Replace(module.path, *module.source.span(node.func), "torch.optim.AdamW"), AddImport(module.path, "torch", "")]
+    ops: list[Op] = [
+        Replace(module.path, *module.source.span(node.func), "torch.optim.AdamW"),
+        AddImport(module.path, "torch", ""),
+    ]
     if isinstance(node.func, ast.Name):
         ops.append(RemoveImport(module.path, node.func.id))
     for word in ("correct_bias", "no_deprecation_warning"):

@@ -3,7 +3,8 @@
 ## What it does
 Wraps the training loader in `speedruntime.lookahead`, or calls `use_lookahead(trainer)` after an HF Trainer is built.
 Every sample comes once an epoch, in as many batches; no lengths are needed, so it also serves data sets that redraw
-samples. Padding each batch to its longest row alone leaves much padding where lengths vary: this takes most of the rest.
+samples. Padding each batch to its longest row alone leaves much padding where lengths vary: this takes most of the
+rest.
 
 ## When it is refused
 A loader whose order is sequential today, an evaluation loader, a loader with its own batch sampler.
@@ -51,15 +52,22 @@ def _finding(served: Served, owners: list[Padded]) -> Finding:
         return RULE.finding("done", place, f"the batches are not regrouped: {why}")
     ops = _trainer_ops(served) if loader.kind == "Trainer" else _loader_ops(loader)
     if ops is None:
-        return RULE.finding("refused", place, "the trainer is not bound to a name, so `use_lookahead(trainer)` has no place")
+        return RULE.finding(
+            "refused", place, "the trainer is not bound to a name, so `use_lookahead(trainer)` has no place"
+        )
     ops += runtime_requirement(served.entry.project, loader.site.module.path)
     message = "batches of like length, regrouped over the next 100 batches of each rank; evaluation keeps its order"
     # Any one of the groups that strip is enough to make regrouping worth it; the first by order stands for them.
     first = min(owners, key=lambda group: (group.side != "right", group_name(group)))
     return RULE.finding(
-        "change", place, message, ops=tuple(ops), requires=(group_name(first),), evidence=(loader.hop,),
+        "change",
+        place,
+        message,
+        ops=tuple(ops),
+        requires=(group_name(first),),
+        evidence=(loader.hop,),
         needs=("speedmigrate[runtime]", "torch>=1.13"),
-    )  # fmt: skip
+    )
 
 
 def _ordered(entry: EntryFacts, loader: Loader) -> str:
@@ -102,7 +110,10 @@ def _trainer_ops(served: Served) -> list[Op] | None:
         return None
     start, end = module.source.span(statement)
     code = f"use_lookahead({ast.unparse(target)})"
-    return [AddImport(module.path, "speedruntime", "use_lookahead"), InsertStatement(module.path, start, end, code, "after")]
+    return [
+        AddImport(module.path, "speedruntime", "use_lookahead"),
+        InsertStatement(module.path, start, end, code, "after"),
+    ]
 
 
 RULE = Rule(

@@ -1,14 +1,14 @@
 """A loop's autocast computes in bfloat16; the gradient scaler, which only float16 needs, stays in place but is off.
 
 ## What it does
-`autocast()` without a dtype (float16 on CUDA) and with `torch.float16` get `torch.bfloat16`. Where the dtype is looked up
-from a flag, the flag's default and the launch files' value change from float16 to bfloat16. Every `GradScaler` of the run
-is switched off in the same group (`enabled=False`) where its own condition does not already do it: `scale`, `unscale_`,
-`step` and `update` then pass through, and checkpoints keep their keys.
+`autocast()` without a dtype (float16 on CUDA) and with `torch.float16` get `torch.bfloat16`. Where the dtype is
+looked up from a flag, the flag's default and the launch files' value change from float16 to bfloat16. Every
+`GradScaler` of the run is switched off in the same group (`enabled=False`) where its own condition does not already
+do it: `scale`, `unscale_`, `step` and `update` then pass through, and checkpoints keep their keys.
 
 ## When it is refused
-Target below sm_80; float16 parameters or tensors (`.half()`, HalfTensor); apex amp; an autocast or a scaler in a file that
-other entry points share; a dtype or a condition that is not followed.
+Target below sm_80; float16 parameters or tensors (`.half()`, HalfTensor); apex amp; an autocast or a scaler in a file
+that other entry points share; a dtype or a condition that is not followed.
 
 ## Effect
 `precision`: from 11 to 8 significant bits and float32's range: no loss scaling, no skipped steps. From float16 this is
@@ -32,11 +32,19 @@ from speedmigrate.facts.values import Const, Expr, Ext, Value, call_argument
 from speedmigrate.launch.flags import set_flag
 from speedmigrate.rule import AddImport, Finding, Hop, Op, Place, Replace, Rule, SetKeyword
 
-_AUTOCAST = frozenset({"torch.cuda.amp.autocast", "torch.amp.autocast", "torch.autocast", "torch.cuda.amp.autocast_mode.autocast"})
+_AUTOCAST = frozenset(
+    {"torch.cuda.amp.autocast", "torch.amp.autocast", "torch.autocast", "torch.cuda.amp.autocast_mode.autocast"}
+)
 _SCALER = frozenset({"torch.cuda.amp.GradScaler", "torch.amp.GradScaler", "torch.cuda.amp.grad_scaler.GradScaler"})
 _HALF = "torch.float16"
 _BF16 = "torch.bfloat16"
-_NAMES = {_HALF: "float16", "torch.half": "float16", _BF16: "bfloat16", "torch.float32": "float32", "torch.float": "float32"}
+_NAMES = {
+    _HALF: "float16",
+    "torch.half": "float16",
+    _BF16: "bfloat16",
+    "torch.float32": "float32",
+    "torch.float": "float32",
+}
 
 
 @dataclass(slots=True)
@@ -55,7 +63,9 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
         return
     casts, scalers = _sites(entry, _AUTOCAST), _sites(entry, _SCALER)
     half = list(_half(entry))
-    place = (casts or scalers)[0].module.place((casts or scalers)[0].node) if casts or scalers else Place(entry.path, 1, 1)
+    place = (
+        (casts or scalers)[0].module.place((casts or scalers)[0].node) if casts or scalers else Place(entry.path, 1, 1)
+    )
     if entry.options.precision == "keep":
         yield RULE.finding("done", place, "the precision is kept (--precision keep)")
         return
@@ -65,7 +75,9 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
     for site in scalers if plan.ops or plan.flags else ():
         _scaler(entry, site, plan)
     if not casts and not half:
-        plan.refusals.append(Hop(entry.path, 1, "the loop has no autocast that is followed, and where one belongs is not decided yet"))
+        plan.refusals.append(
+            Hop(entry.path, 1, "the loop has no autocast that is followed, and where one belongs is not decided yet")
+        )
     if plan.refusals:
         first = plan.refusals[0]
         message = f"the precision stays: {first.what} ({first.path}:{first.line})"
@@ -73,7 +85,9 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
     elif not plan.ops and not plan.flags:
         yield RULE.finding("done", place, f"{plan.done[0].what} ({plan.done[0].path}:{plan.done[0].line})")
     elif entry.target.arch < 80:
-        yield RULE.finding("refused", place, f"bf16 needs sm_80, the target is sm_{entry.target.arch} ({entry.target.arch_from})")
+        yield RULE.finding(
+            "refused", place, f"bf16 needs sm_80, the target is sm_{entry.target.arch} ({entry.target.arch_from})"
+        )
     else:
         yield from _change(entry, place, plan)
 
@@ -85,9 +99,13 @@ def _change(entry: EntryFacts, place: Place, plan: _Plan) -> Iterator[Finding]:
             yield RULE.finding("refused", place, f"the precision stays: {failed.what} ({failed.path}:{failed.line})")
             return
     yield RULE.finding(
-        "change", place, "autocast in bfloat16 instead of float16, the gradient scaler off (stability more than speed)",
-        ops=tuple(dict.fromkeys(plan.ops)), evidence=tuple(plan.evidence), needs=("sm_80", "torch>=1.13"),
-    )  # fmt: skip
+        "change",
+        place,
+        "autocast in bfloat16 instead of float16, the gradient scaler off (stability more than speed)",
+        ops=tuple(dict.fromkeys(plan.ops)),
+        evidence=tuple(plan.evidence),
+        needs=("sm_80", "torch>=1.13"),
+    )
 
 
 def _sites(entry: EntryFacts, names: frozenset[str]) -> list[Site]:
@@ -190,7 +208,11 @@ def _looked_up(entry: EntryFacts, given: Expr) -> ArgparseFlag | None:
     display = getattr(getattr(table, "expr", None), "node", None)
     if not isinstance(display, ast.Dict):
         return None
-    names = {k.value: ast.unparse(v) for k, v in zip(display.keys, display.values, strict=True) if isinstance(k, ast.Constant)}
+    names = {
+        k.value: ast.unparse(v)
+        for k, v in zip(display.keys, display.values, strict=True)
+        if isinstance(k, ast.Constant)
+    }
     if names.get("bfloat16") != _BF16:
         return None
     return argparse_flag(entry, entry.values.one(expr.at(node.slice)))
@@ -240,7 +262,8 @@ def _scaler(entry: EntryFacts, site: Site, plan: _Plan) -> None:
 
 
 def _off_by_flag(entry: EntryFacts, given: Expr, plan: _Plan) -> bool:
-    """Whether the scaler's own condition is false once the flag says bfloat16 (`args.dtype == "float16"`, an `and` of it)."""
+    """Whether the scaler's own condition is false once the flag says bfloat16 (`args.dtype == "float16"`, an `and` of
+    it)."""
     node = given.node
     parts = node.values if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And) else [node]
     return any(_is_half_test(entry, given.at(part), plan) for part in parts)

@@ -1,18 +1,18 @@
 """Padding to a fixed length leaves `__getitem__`; a collator pads each batch to its own longest sample.
 
 ## What it does
-Drops `[value] * (max_length - len(ids))` from the rows of a data set, on the right or on the left, and wraps the collate
-of every loader that serves these rows in `speedruntime.PaddingCollator`. Truncation, redrawing and everything else that
-decides which tokens a sample has stays as it is. Every data set user in the root is in the same group.
+Drops `[value] * (max_length - len(ids))` from the rows of a data set, on the right or on the left, and wraps the
+collate of every loader that serves these rows in `speedruntime.PaddingCollator`. Truncation, redrawing and everything
+else that decides which tokens a sample has stays as it is. Every data set user in the root is in the same group.
 
 ## When it is refused
 When any hop is not followed (data set, collate, loop, model), when the padded width is read (a mean over positions, the
-last position, a view to the fixed length), when pads count in the loss, or when the pad value cannot be written where the
-batches are made.
+last position, a view to the fixed length), when pads count in the loss, or when the pad value cannot be written where
+the batches are made.
 
 ## Effect
-`exact` for right padding in front of a causal model: the real tokens, their labels and their positions stay, so loss and
-gradients stay. `corrects` for left padding without a mask: real tokens attended the pads before them and sat at
+`exact` for right padding in front of a causal model: the real tokens, their labels and their positions stay, so loss
+and gradients stay. `corrects` for left padding without a mask: real tokens attended the pads before them and sat at
 positions shifted by their number; now they start at position 0 and nothing is attended but the sample.
 
 ## References
@@ -51,7 +51,9 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
         place = group.func.module.place(group.func.node)
         if group.refusals:
             first = group.refusals[0]
-            message = f"{group.name} pads to a fixed length, and the padding stays: {first.what} ({first.path}:{first.line})"
+            message = (
+                f"{group.name} pads to a fixed length, and the padding stays: {first.what} ({first.path}:{first.line})"
+            )
             yield RULE.finding("refused", place, message, evidence=tuple(group.refusals))
             continue
         effect: Effect = "exact" if group.side == "right" else "corrects"
@@ -69,7 +71,7 @@ def group_name(group: Padded) -> str:
 
 def _message(group: Padded) -> str:
     side = "right" if group.side == "right" else "left"
-    text = f"{group.name} pads every row on the {side} to a fixed length; each batch is padded to its own longest row instead"
+    text = f"{group.name} pads every row on the {side} to a fixed length; each batch is padded to its own longest row"
     if group.side == "left":
         text += (
             ". Before: every real token attended the pads before it and its position was shifted by their number; "
@@ -145,7 +147,9 @@ def _is_dead(function: ast.AST, node: ast.AST, gone: set[ast.AST]) -> bool:
     if not isinstance(target, ast.Name) or not _is_length(node.value):
         return False
     lost = {child for statement in gone for child in ast.walk(statement)}
-    reads = [n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == target.id and isinstance(n.ctx, ast.Load)]
+    reads = [
+        n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == target.id and isinstance(n.ctx, ast.Load)
+    ]
     was_read = any(read in lost for read in reads)
     return was_read and all(read in lost for read in reads)
 
@@ -153,7 +157,9 @@ def _is_dead(function: ast.AST, node: ast.AST, gone: set[ast.AST]) -> bool:
 def _is_length(node: ast.expr) -> bool:
     """Whether an expression only computes: names, attributes, numbers, `len`, arithmetic, a list display."""
     for child in ast.walk(node):
-        if isinstance(child, ast.Call) and not (isinstance(child.func, ast.Name) and child.func.id in {"len", "max", "min"}):
+        if isinstance(child, ast.Call) and not (
+            isinstance(child.func, ast.Name) and child.func.id in {"len", "max", "min"}
+        ):
             return False
     return True
 
@@ -208,7 +214,7 @@ RULE = Rule(
     examples=(
         Example(
             "right padding, dict rows, HF Trainer",
-            before='''import torch
+            before="""import torch
 from torch.utils.data import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, default_data_collator
 
@@ -236,7 +242,7 @@ def main():
 
 
 main()
-''',
+""",
             after=None,
         ),
     ),

@@ -9,8 +9,8 @@ Target below sm_80; a model loaded or cast to float16; a quantised base; argumen
 whose flag cannot be changed safely.
 
 ## Effect
-`precision`. From float16: the range of float32, no loss scaling. From float32: matrix products in bfloat16, parameters and
-optimizer state stay in float32.
+`precision`. From float16: the range of float32, no loss scaling. From float32: matrix products in bfloat16,
+parameters and optimizer state stay in float32.
 
 ## References
 - https://huggingface.co/docs/transformers/perf_train_gpu_one#bf16
@@ -53,7 +53,8 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
 
 def _literal(entry: EntryFacts, settings: TrainerSettings) -> Finding:
     expr = settings.arguments.literal
-    assert expr is not None and isinstance(expr.node, ast.Call)
+    assert expr is not None
+    assert isinstance(expr.node, ast.Call)
     place = expr.module.place(expr.node)
     bf16, fp16 = (call_argument(expr.node, None, name) for name in ("bf16", "fp16"))
     values = [None if given is None else entry.values.one(expr.at(given)) for given in (bf16, fp16)]
@@ -61,8 +62,12 @@ def _literal(entry: EntryFacts, settings: TrainerSettings) -> Finding:
     if constants[0] is True:
         return RULE.finding("done", place, "bf16=True already")
     if has_spread(expr.node):
-        return RULE.finding("refused", place, "TrainingArguments gets arguments through * or **, which may already set the precision")
-    if any(given is not None and not isinstance(value, Const) for given, value in zip((bf16, fp16), values, strict=True)):
+        return RULE.finding(
+            "refused", place, "TrainingArguments gets arguments through * or **, which may already set the precision"
+        )
+    if any(
+        given is not None and not isinstance(value, Const) for given, value in zip((bf16, fp16), values, strict=True)
+    ):
         return RULE.finding("refused", place, "bf16 or fp16 is computed, and what from is not followed")
     reason = next(_reasons(entry), None)
     if reason is not None:
@@ -78,9 +83,13 @@ def _literal(entry: EntryFacts, settings: TrainerSettings) -> Finding:
 def _change(place: Place, ops: list[Op], before: str, evidence: tuple[Hop, ...]) -> Finding:
     told = " (stability more than speed)" if before == "float16" else ""
     return RULE.finding(
-        "change", place, f"Trainer computes in bfloat16 instead of {before}{told}", ops=tuple(dict.fromkeys(ops)), evidence=evidence,
+        "change",
+        place,
+        f"Trainer computes in bfloat16 instead of {before}{told}",
+        ops=tuple(dict.fromkeys(ops)),
+        evidence=evidence,
         needs=("sm_80", "torch>=1.13", "transformers>=4.30"),
-    )  # fmt: skip
+    )
 
 
 def _reasons(entry: EntryFacts) -> Iterator[Hop]:
@@ -119,7 +128,9 @@ def _flags(entry: EntryFacts, settings: TrainerSettings) -> Iterator[Finding]:
         yield RULE.finding("done", place, "bf16 is on by default in the arguments' class")
         return
     if not entry.launches:
-        yield RULE.finding("note", place, "no launch file in the repository passes bf16 or fp16: pass --bf16 True where you start it")
+        yield RULE.finding(
+            "note", place, "no launch file in the repository passes bf16 or fp16: pass --bf16 True where you start it"
+        )
         return
     ops: list[Op] = []
     before: set[str] = set()
@@ -127,7 +138,9 @@ def _flags(entry: EntryFacts, settings: TrainerSettings) -> Iterator[Finding]:
     for launch in entry.launches:
         found = _launch(entry, launch, arguments)
         if isinstance(found, Hop):
-            yield RULE.finding("refused", Place(found.path, found.line, found.line), f"the precision stays: {found.what}")
+            yield RULE.finding(
+                "refused", Place(found.path, found.line, found.line), f"the precision stays: {found.what}"
+            )
         elif not found:
             flag = launch.flag("bf16")
             line = flag.line if flag is not None else launch.line
@@ -139,7 +152,12 @@ def _flags(entry: EntryFacts, settings: TrainerSettings) -> Iterator[Finding]:
     if ops:
         reason = next(_reasons(entry), None)
         if reason is not None:
-            yield RULE.finding("refused", place, f"the precision stays: {reason.what} ({reason.path}:{reason.line})", evidence=(reason,))
+            yield RULE.finding(
+                "refused",
+                place,
+                f"the precision stays: {reason.what} ({reason.path}:{reason.line})",
+                evidence=(reason,),
+            )
         else:
             yield _change(place, ops, " or ".join(sorted(before)), tuple(evidence))
 
@@ -150,7 +168,8 @@ def _says(launch: Launch, name: str) -> bool:
 
 
 def _launch(entry: EntryFacts, launch: Launch, arguments: Arguments) -> list[Op] | Hop:
-    """Return the edits that make one launch compute in bfloat16: none where it does, a reason where it cannot be done."""
+    """Return the edits that make one launch compute in bfloat16: none where it does, a reason where it cannot be
+    done."""
     flags = {name: launch.flag(name) for name in ("bf16", "fp16")}
     for name, flag in flags.items():
         if flag is not None and is_on(flag.value, flag.literal) is None:
@@ -174,10 +193,11 @@ def _launch(entry: EntryFacts, launch: Launch, arguments: Arguments) -> list[Op]
 
 
 def _config_ops(entry: EntryFacts, launch: Launch) -> list[Op] | Hop:
-    """A DeepSpeed config must follow: "auto" does, a fixed `fp16.enabled` is changed, a missing bf16 section is added."""
+    """A DeepSpeed config must follow: "auto" does, a fixed `fp16.enabled` is changed, a missing bf16 section is
+    added."""
     ops: list[Op] = []
     doc = section(entry, launch, "fp16")
-    if doc is None or section(entry, launch, "bf16") is not None and doc.get("fp16", "enabled") == "auto":
+    if doc is None or (section(entry, launch, "bf16") is not None and doc.get("fp16", "enabled") == "auto"):
         return ops
     if doc.get("fp16", "enabled") is True:
         edits = set_json(doc, ("fp16", "enabled"), False)
@@ -186,7 +206,11 @@ def _config_ops(entry: EntryFacts, launch: Launch) -> list[Op] | Hop:
         ops += edits
     value = "auto" if doc.get("fp16", "enabled") == "auto" else True
     if doc.get("bf16", "enabled") is None or doc.get("bf16", "enabled") is False:
-        edits = set_json(doc, ("bf16", "enabled"), value) if doc.get("bf16") is not None else set_json(doc, ("bf16",), {"enabled": value})
+        edits = (
+            set_json(doc, ("bf16", "enabled"), value)
+            if doc.get("bf16") is not None
+            else set_json(doc, ("bf16",), {"enabled": value})
+        )
         if edits is None:
             return Hop(launch.path, launch.line, "the DeepSpeed config cannot be written safely")
         ops += edits

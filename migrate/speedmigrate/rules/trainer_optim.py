@@ -1,8 +1,9 @@
 """HF Trainer's AdamW steps in one fused kernel.
 
 ## What it does
-Sets `optim` to `adamw_torch_fused` where it is `adamw_torch`, `adamw_hf` or `adamw_apex_fused`, or the library's default is
-one of them: in the `TrainingArguments(...)` call, in a subclass's field, and in the launch files whose flag would win.
+Sets `optim` to `adamw_torch_fused` where it is `adamw_torch`, `adamw_hf` or `adamw_apex_fused`, or the library's
+default is one of them: in the `TrainingArguments(...)` call, in a subclass's field, and in the launch files whose
+flag would win.
 
 ## When it is refused
 Another optimizer is asked for; a subclass of the Trainer makes its own; DeepSpeed without an optimizer section before
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from speedmigrate.facts.arguments import Arguments
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.hftrainer import TrainerSettings, is_deepspeed, overrides, section, trainer_settings
-from speedmigrate.facts.values import Const, call_argument, has_spread
+from speedmigrate.facts.values import Const, Expr, call_argument, has_spread
 from speedmigrate.launch.find import Launch
 from speedmigrate.launch.flags import set_flag
 from speedmigrate.rule import Finding, InsertStatement, Op, Replace, Rule, SetKeyword
@@ -40,7 +41,9 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
             yield from _findings(entry, settings)
     if not seen:
         for site, _ in entry.calls("transformers", "Trainer", "Seq2SeqTrainer"):
-            yield RULE.finding("refused", site.module.place(site.node), "the Trainer's arguments are not followed to TrainingArguments")
+            yield RULE.finding(
+                "refused", site.module.place(site.node), "the Trainer's arguments are not followed to TrainingArguments"
+            )
 
 
 def _findings(entry: EntryFacts, settings: TrainerSettings) -> Iterator[Finding]:
@@ -54,14 +57,21 @@ def _findings(entry: EntryFacts, settings: TrainerSettings) -> Iterator[Finding]
         return
     owned = [launch for launch in entry.launches if section(entry, launch, "optimizer") is not None]
     for launch in owned:
-        yield RULE.finding("done", place, f"the DeepSpeed config of {launch.path} has an optimizer section, which owns it")
+        yield RULE.finding(
+            "done", place, f"the DeepSpeed config of {launch.path} has an optimizer section, which owns it"
+        )
     if owned and len(owned) == len(entry.launches):
         return
-    early = entry.target.torch < (2, 4) and any(is_deepspeed(launch) for launch in entry.launches if launch not in owned)
+    early = entry.target.torch < (2, 4) and any(
+        is_deepspeed(launch) for launch in entry.launches if launch not in owned
+    )
     if early:
         version = f"{'.'.join(map(str, entry.target.torch))} ({entry.target.torch_from})"
         yield RULE.finding(
-            "refused", place, f"under DeepSpeed the optimizer is built on CPU parameters, where fused needs torch>=2.4; the target is {version}"
+            "refused",
+            place,
+            "under DeepSpeed the optimizer is built on CPU parameters, where fused needs torch>=2.4; "
+            f"the target is {version}",
         )
         return
     yield _change(entry, settings, arguments, [launch for launch in entry.launches if launch not in owned])
@@ -73,7 +83,9 @@ def _change(entry: EntryFacts, settings: TrainerSettings, arguments: Arguments, 
         return _literal(entry, arguments)
     ops: list[Op] = []
     found = arguments.default(entry, "optim")
-    library = "adamw_torch_fused" if entry.target.transformers >= (4, 57) and entry.target.torch >= (2, 8) else "adamw_torch"
+    library = (
+        "adamw_torch_fused" if entry.target.transformers >= (4, 57) and entry.target.torch >= (2, 8) else "adamw_torch"
+    )
     current = library if found is None else found[0]
     if current not in _SLOW | {FUSED}:
         return RULE.finding("refused", place, f"optim is {current!r}: another optimizer, left as it is")
@@ -82,31 +94,46 @@ def _change(entry: EntryFacts, settings: TrainerSettings, arguments: Arguments, 
         if flag is None or flag.value == FUSED:
             continue
         if flag.value not in _SLOW:
-            return RULE.finding("refused", place, f"{launch.path}:{flag.line} asks for optim {flag.value!r}: left as it is")
+            return RULE.finding(
+                "refused", place, f"{launch.path}:{flag.line} asks for optim {flag.value!r}: left as it is"
+            )
         source = entry.project.source(launch.places[0].path if launch.places else launch.path)
         edits = None if source is None else set_flag(launch, source, "optim", FUSED)
         if edits is None:
-            return RULE.finding("refused", place, f"the flag --optim of {launch.path}:{flag.line} cannot be written safely")
+            return RULE.finding(
+                "refused", place, f"the flag --optim of {launch.path}:{flag.line} cannot be written safely"
+            )
         ops += edits
     if current in _SLOW:
         change = _default(entry, arguments, found, launches)
         if change is None:
-            return RULE.finding("refused", place, "optim is the library's default, and there is no place to set it that flags can still override")
+            return RULE.finding(
+                "refused",
+                place,
+                "optim is the library's default, and there is no place to set it that flags can still override",
+            )
         ops += change
     if not ops:
         return RULE.finding("done", place, "optim is adamw_torch_fused already")
     return RULE.finding(
-        "change", place, f"Trainer's AdamW steps in one fused kernel (optim {current!r} -> {FUSED!r})", ops=tuple(dict.fromkeys(ops)),
-        needs=("torch>=2.0", "transformers>=4.30"), evidence=(settings.loader.hop, arguments.value.call.hop("its arguments come from here")),
-    )  # fmt: skip
+        "change",
+        place,
+        f"Trainer's AdamW steps in one fused kernel (optim {current!r} -> {FUSED!r})",
+        ops=tuple(dict.fromkeys(ops)),
+        needs=("torch>=2.0", "transformers>=4.30"),
+        evidence=(settings.loader.hop, arguments.value.call.hop("its arguments come from here")),
+    )
 
 
 def _literal(entry: EntryFacts, arguments: Arguments) -> Finding:
     expr = arguments.literal
-    assert expr is not None and isinstance(expr.node, ast.Call)
+    assert expr is not None
+    assert isinstance(expr.node, ast.Call)
     place = expr.module.place(expr.node)
     if has_spread(expr.node):
-        return RULE.finding("refused", place, "TrainingArguments gets arguments through * or **, which may already set optim")
+        return RULE.finding(
+            "refused", place, "TrainingArguments gets arguments through * or **, which may already set optim"
+        )
     given = call_argument(expr.node, None, "optim")
     value = entry.values.one(expr.at(given)) if given is not None else None
     current = value.value if isinstance(value, Const) else None
@@ -118,16 +145,22 @@ def _literal(entry: EntryFacts, arguments: Arguments) -> Finding:
         return RULE.finding("refused", place, f"optim is `{expr.module.text(given)}`: left as it is")
     start, end = expr.module.source.span(expr.node)
     return RULE.finding(
-        "change", place, "Trainer's AdamW steps in one fused kernel", needs=("torch>=2.0", "transformers>=4.30"),
-        ops=(SetKeyword(expr.module.path, start, end, "optim", f'"{FUSED}"'),), evidence=(expr.hop("the Trainer's arguments"),),
-    )  # fmt: skip
+        "change",
+        place,
+        "Trainer's AdamW steps in one fused kernel",
+        needs=("torch>=2.0", "transformers>=4.30"),
+        ops=(SetKeyword(expr.module.path, start, end, "optim", f'"{FUSED}"'),),
+        evidence=(expr.hop("the Trainer's arguments"),),
+    )
 
 
 def _default(entry: EntryFacts, arguments: Arguments, found: object, launches: list[Launch]) -> list[Op] | None:
     """Give `optim` its new default: the subclass's field, the launch files, or the parser's defaults."""
     if isinstance(found, tuple):
         expr = found[1]
-        return [Replace(expr.module.path, *expr.module.source.span(expr.node), f'"{FUSED}"')]
+        assert isinstance(expr, Expr)
+        start, end = expr.module.source.span(expr.node)
+        return [Replace(expr.module.path, start, end, f'"{FUSED}"')]
     if launches:
         ops: list[Op] = []
         for launch in launches:
