@@ -1,4 +1,4 @@
-"""Every case of `fixtures/rules/<rule>/`: the rule makes exactly the text beside it, or leaves all as it is and says why.
+"""Every case of `fixtures/rules/<rule>/`: the rule makes exactly the text beside it, or changes nothing and says why.
 
 `<case>.in.py` becomes `<case>.out.py`; `<case>.keep.py` stays. A case of several files is one `<case>.case`: sections
 `== path`, and unless it is a keep a line `==== after` followed by the sections of the changed files. Comments on top:

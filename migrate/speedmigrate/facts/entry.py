@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedmigrate.facts.module import FunctionNode, Module
 from speedmigrate.facts.project import Project
@@ -18,6 +18,7 @@ from speedmigrate.target import Target
 if TYPE_CHECKING:
     from speedmigrate.launch.find import Launch
 
+_T = TypeVar("_T")
 Scope = tuple[Module, ast.AST, Frame | None]
 _MAX_FRAMES = 3000
 _MAX_FRAMES_A_FUNCTION = 4
@@ -55,7 +56,15 @@ class EntryFacts:
         self.path = path
         self.target = target
         self.options = options
-        self.values = values or Values(project)
+        self.values = values or shared(project, "values", lambda: Values(project))
+        self._once: dict[str, Any] = {}
+
+    def once(self, name: str, make: Callable[[EntryFacts], _T]) -> _T:
+        """Return what `make` says of this entry point, worked out once under this name."""
+        if name not in self._once:
+            self._once[name] = make(self)
+        found: _T = self._once[name]
+        return found
 
     @cached_property
     def module(self) -> Module | None:
@@ -144,6 +153,14 @@ def _is_trainer(entry: EntryFacts, callee: Value) -> bool:
     return base is not None and any(part.endswith("Trainer") for part in base.name.split("."))
 
 
+def shared(project: Project, name: str, make: Callable[[], _T]) -> _T:
+    """Return what `make` gives for a project, worked out once under this name."""
+    if name not in project.shared:
+        project.shared[name] = make()
+    found: _T = project.shared[name]
+    return found
+
+
 def entry_facts(project: Project, path: str, target: Target, options: Options) -> EntryFacts:
     """Return the facts of the entry point at `path`."""
     return EntryFacts(project, path, target, options)
@@ -172,6 +189,11 @@ def _is_started_in(project: Project, launch: str, script: str) -> bool:
 
 
 def looks_like_entry(project: Project, path: str) -> bool:
+    """Say whether a file starts a run that trains (worked out once a file)."""
+    return shared(project, f"entry:{path}", lambda: _looks_like_entry(project, path))
+
+
+def _looks_like_entry(project: Project, path: str) -> bool:
     source = project.source(path)
     if source is None or ("__main__" not in source.text and "train" not in source.text):
         return False

@@ -60,6 +60,10 @@ class Loader:
 
 def loaders(entry: EntryFacts) -> tuple[Loader, ...]:
     """Return the loaders of a run, each call once."""
+    return entry.once("loaders", _loaders)
+
+
+def _loaders(entry: EntryFacts) -> tuple[Loader, ...]:
     found: dict[ast.AST, Loader] = {}
     for site, callee in entry.calls("torch", "DataLoader"):
         if isinstance(callee, Ext):

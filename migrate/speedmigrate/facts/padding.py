@@ -4,7 +4,6 @@ of them stay right when the padding leaves the data set and a collator pads each
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from speedmigrate.facts.batches import Pads, Use, read_loops
@@ -80,7 +79,11 @@ class Contract:
 
 
 def padded_datasets(entry: EntryFacts) -> tuple[Padded, ...]:
-    """Return the padding `__getitem__`s of a run, with all their users in the root."""
+    """Return the padding `__getitem__`s of a run, with all their users in the root (worked out once)."""
+    return entry.once("padded", _padded_datasets)
+
+
+def _padded_datasets(entry: EntryFacts) -> tuple[Padded, ...]:
     found: dict[ast.AST, Padded] = {}
     for served in _served(entry):
         for rows in served.leaves:
@@ -95,11 +98,17 @@ def padded_datasets(entry: EntryFacts) -> tuple[Padded, ...]:
     return tuple(found.values())
 
 
-def _served(entry: EntryFacts) -> Iterator[Served]:
+def _served(entry: EntryFacts) -> tuple[Served, ...]:
+    return entry.once("served", _find_served)
+
+
+def _find_served(entry: EntryFacts) -> tuple[Served, ...]:
+    found = []
     for loader in loaders(entry):
         leaves = [rows for _, expr in loader.datasets for rows in sources(entry.values, expr).leaves]
         if leaves:
-            yield Served(entry, loader, tuple(leaves))
+            found.append(Served(entry, loader, tuple(leaves)))
+    return tuple(found)
 
 
 def padded_fields(rows: Rows) -> dict[Key, Run]:
@@ -222,7 +231,11 @@ def _shape_refusals(rows: Rows, record: Record, node: ast.AST) -> list[Hop]:
 
 
 def contract(served: Served) -> Contract | list[Hop]:
-    """Work out what the collator of a loader must do, or why it cannot be right."""
+    """Work out what the collator of a loader must do, or why it cannot be right (worked out once)."""
+    return served.entry.once(f"contract:{id(served.loader.site.node)}", lambda _: _contract(served))
+
+
+def _contract(served: Served) -> Contract | list[Hop]:
     entry, loader = served.entry, served.loader
     problems: list[Hop] = []
     if loader.spread:

@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from speedmigrate import source as sources
 from speedmigrate.facts.module import Import, Module, load
@@ -31,7 +32,10 @@ class Project:
                 self._by_name.setdefault(PurePosixPath(path).name, []).append(path)
         self._sources: dict[str, sources.SourceFile | None] = {}
         self._modules: dict[str, Module | None] = {}
-        self._mentions: dict[str, frozenset[str]] = {}
+        self._importers: dict[str, tuple[str, ...]] = {}
+        self._mentioning: dict[str, tuple[str, ...]] = {}
+        # What others work out of the whole project once (`facts.entry.shared`).
+        self.shared: dict[str, Any] = {}
 
     def source(self, path: str) -> sources.SourceFile | None:
         """Return the file, or None where it is absent or unreadable (then `errors` says why)."""
@@ -61,15 +65,16 @@ class Project:
 
     def modules_mentioning(self, word: str) -> Iterator[Module]:
         """Yield the parsable .py files that hold `word` as a whole identifier (bytes are looked at before parsing)."""
-        pattern = re.compile(rf"\b{re.escape(word)}\b")
-        for path in self.files:
-            if not path.endswith(".py"):
-                continue
-            text = self.source(path)
-            if text is not None and word in text.text and pattern.search(text.text):
-                module = self.module(path)
-                if module is not None:
-                    yield module
+        if word not in self._mentioning:
+            pattern = re.compile(rf"\b{re.escape(word)}\b")
+            texts = ((path, self.source(path)) for path in self.files if path.endswith(".py"))
+            self._mentioning[word] = tuple(
+                path for path, text in texts if text is not None and word in text.text and pattern.search(text.text)
+            )
+        for path in self._mentioning[word]:
+            module = self.module(path)
+            if module is not None:
+                yield module
 
     def find(self, importer: Module, module: str, level: int = 0) -> str | None:
         """Return the file that `module` means in `importer`, or None where it is outside the root or ambiguous."""
@@ -134,7 +139,12 @@ class Project:
         return any(name in bound_names(node) for node in module.tree.body)
 
     def importers(self, path: str) -> tuple[str, ...]:
-        """Return the files that import the module at `path`."""
+        """Return the files that import the module at `path` (worked out once)."""
+        if path not in self._importers:
+            self._importers[path] = self._find_importers(path)
+        return self._importers[path]
+
+    def _find_importers(self, path: str) -> tuple[str, ...]:
         stem = PurePosixPath(path).parent.name if path.endswith("__init__.py") else PurePosixPath(path).stem
         found = []
         for module in self.modules_mentioning(stem):
