@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from speedmigrate.source import SourceFile
 from speedmigrate.splice import NEWLINE, EditConflict, Splice, minimal
 
-_WIDTH = 100
+_WIDTH = 120
 _COMMENT = re.compile(r"#[^\r\n]*")
 _INDENT = re.compile(r"[ \t\f]*\Z")
 
@@ -170,6 +170,15 @@ def call_splices(
     call = _Call.parse(source, start, end)
     items = Items.at(source.text, call.start, call.end, call.spans)
     names = list(call.names)
+    wanted = dict(wanted)
+    # A new keyword takes the place of one that goes, so that one line changes (`fp16=True` -> `bf16=True`).
+    going = [name for name, code in wanted.items() if code is None and name in names]
+    coming = [name for name, code in wanted.items() if code is not None and name not in names]
+    for old, new in zip(going, coming, strict=False):
+        index = names.index(old)
+        yield Splice(*call.spans[index], new + call.equal + str(wanted[new]))
+        names[index] = new
+        del wanted[old], wanted[new]
     for name, code in wanted.items():
         if code is None and name not in names:
             raise EditConflict(f"{source.path}:{source.line_of(start)}: no keyword {name} in the call to take away")
@@ -213,7 +222,7 @@ def _column(source: SourceFile, items: Items, index: int) -> tuple[str, int] | N
 
 
 def _break_line(source: SourceFile, items: Items, index: int) -> None:
-    """Put a new last body on a line of its own, aligned with the line before, where it would run past 100 columns."""
+    """Put a new last body on a line of its own, aligned with the line before, where it would run past 120 columns."""
     previous = items.spans[index - 1] if index else None
     if items.gaps[index] != ", " or previous is None or index != len(items.bodies) - 1:
         return
@@ -225,7 +234,7 @@ def _break_line(source: SourceFile, items: Items, index: int) -> None:
 
 
 def _folded(code: str, indent: str, column: int, newline: str, before: str) -> str:
-    """Return a call that would run past 100 columns with its arguments on lines of their own."""
+    """Return a call that would run past 120 columns with its arguments on lines of their own."""
     if column + len(before) + len(code) <= _WIDTH or not code.endswith(")"):
         return code
     node = ast.parse(code, mode="eval").body

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,6 +11,8 @@ from tests.executed.projects import Workshop
 
 
 @pytest.fixture(scope="session")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
     base = tmp_path_factory.getbasetemp()
-    return Workshop((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "executed")
+    workshop = Workshop((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "executed")
+    yield workshop
+    workshop.close()

@@ -140,8 +140,10 @@ def assert_same(old: Record, new: Record) -> None:
 
 def assert_cut(before: Batch, after: Batch) -> None:
     """The new batch is the old one without the columns in which every row and field is padding."""
+    if "input_ids" not in before:
+        return assert_cut_shifted(before, after)
     width = _width(after)
-    padding = torch.stack([_is_padding(key, value) for key, value in before.items()]).all(0)
+    padding = torch.stack([_is_padding(value) for value in before.values()]).all(0)
     assert padding[:, width:].all()
     assert not padding[:, width - 1].all()
     for key, value in before.items():
@@ -150,9 +152,30 @@ def assert_cut(before: Batch, after: Batch) -> None:
     for key in after.keys() - before.keys():
         assert key == "attention_mask"
         assert torch.equal(after[key].bool(), ~padding[:, :width])
+    return None
 
 
-def _is_padding(key: str, value: torch.Tensor) -> torch.Tensor:
+def assert_cut_shifted(before: Batch, after: Batch) -> None:
+    """Inputs, targets and weights `(ids[:-1], ids[1:], mask[1:])`: each row is the same up to its last target.
+
+    The last token of a sample was an input in front of padding, with no target; without the padding it is none.
+    """
+    assert before.keys() == after.keys()
+    width = _width(after)
+    stops = [_stop(row) for row in before[max(before)]]
+    assert stops == [_stop(row) for row in after[max(after)]]
+    assert max(stops) == width
+    for key, value in before.items():
+        assert value.dtype == after[key].dtype
+        for row, new_row, stop in zip(value, after[key], stops, strict=True):
+            assert torch.equal(row[:stop], new_row[:stop]), key
+
+
+def _stop(row: torch.Tensor) -> int:
+    return int((row != PAD).nonzero().max()) + 1
+
+
+def _is_padding(value: torch.Tensor) -> torch.Tensor:
     """Say where a field holds what padding has at the end of a row: labels -100, everything else 0."""
     fill = -100 if bool((value == -100).any()) else PAD
     return value == fill

@@ -2,7 +2,9 @@
 
 `<case>.in.py` becomes `<case>.out.py`; `<case>.keep.py` stays. A case of several files is one `<case>.case`: sections
 `== path`, and unless it is a keep a line `==== after` followed by the sections of the changed files. Comments on top:
-`# speedmigrate: --target torch=2.4` gives arguments to the run; `# run` has the script run before and after too.
+`# speedmigrate: --target torch=2.4` gives arguments to the run; `# effect: corrects` names an effect that is not the
+rule's; `# because: train.py:9` a place or word that the reason of a keep has to name; `# run` has the script run before
+and after too.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ class Case:
     before: dict[str, str]
     after: dict[str, str]
     arguments: tuple[str, ...]
+    effect: str
+    because: str
     runs: bool
 
     @property
@@ -71,9 +75,16 @@ def read(path: Path) -> Case:
         before = {SCRIPT: text}
     if kind == "in.py":
         after = {SCRIPT: path.with_name(f"{name}.out.py").read_text(encoding="utf-8")}
-    header = [line for line in text.splitlines()[:2] if line.startswith(("# speedmigrate: ", "# run"))]
-    arguments = [word for line in header for word in shlex.split(line.partition("# speedmigrate: ")[2])]
-    return Case(path.parent.name, name, before, after, tuple(arguments), "# run" in header)
+    header = dict(_option(line) for line in text.splitlines()[:3] if line.startswith("# "))
+    arguments = tuple(shlex.split(header.get("speedmigrate", "")))
+    effect = header.get("effect", RULES[path.parent.name].effect)
+    because = header.get("because", "")
+    return Case(path.parent.name, name, before, after, arguments, effect, because, "run" in header)
+
+
+def _option(line: str) -> tuple[str, str]:
+    key, _, value = line.removeprefix("# ").partition(":")
+    return key.strip(), value.strip()
 
 
 def cases() -> list[Case]:
@@ -110,6 +121,12 @@ def findings(capfd: pytest.CaptureFixture[str], *arguments: str) -> list[dict[st
     return found
 
 
+def reason(finding: dict[str, Any]) -> list[str]:
+    """Return what a finding says, and the places it leans on."""
+    places = [f"{each['path']}:{each['line']}" for each in (finding, *finding["evidence"])]
+    return [finding["message"], *places]
+
+
 @pytest.mark.parametrize("case", params(CASES))
 def test_case(case: Case, root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_files(root, case.before)
@@ -120,14 +137,16 @@ def test_case(case: Case, root: Path, capfd: pytest.CaptureFixture[str]) -> None
         if path.endswith(".py"):
             compile(text, path, "exec")
     if case.after:
-        assert not [each for each in found if each["status"] == "change" and not each["effect"]]
+        effects = {each["effect"] for each in found if each["status"] == "change" and each["rule"] == case.rule}
+        assert effects == {case.effect}
         again = findings(capfd, "--only", case.only, "--check", *case.arguments)
         assert not [each for each in again if each["status"] == "change"]
         assert files_of(root) == case.expected
     else:
         goal = RULES[case.rule].goal
         reasons = [each for each in findings(capfd, "--only", goal, *case.arguments) if each["goal"] == goal]
-        assert any(each["message"] for each in reasons if each["status"] != "change"), "a silent skip"
+        assert any(each["message"] for each in reasons), "a silent skip"
+        assert any(case.because in text for each in reasons for text in reason(each)), told
 
 
 @pytest.mark.slow

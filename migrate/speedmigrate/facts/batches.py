@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from speedmigrate.facts.carry import carry
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.loaders import Loader
 from speedmigrate.facts.models import Model, forward, models
@@ -45,9 +46,11 @@ _FREE_CALLS = frozenset({"print", "info", "debug", "warning", "write", "set_desc
 
 @dataclass(frozen=True, slots=True)
 class Pads:
-    """How a field of the batch is padded: the constant that fills it (None: not a plain constant)."""
+    """How a field of the batch is padded: the constant that fills it (None: not a plain constant), its code at the
+    loader."""
 
     constant: object
+    code: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class Track:
     kind: Kind
     key: Key | None = None
     masked: bool = False
+    cut: bool = False
     model: Model | None = None
 
 
@@ -94,9 +98,30 @@ def read_loops(entry: EntryFacts, loader: Loader, pads: Mapping[Key, Pads]) -> U
                     use.hops.append(
                         module.hop(node, f"the loop over the batches of {loader.hop.path}:{loader.hop.line}")
                     )
-                    reader = _Reader(entry.values, use, pads, module, frame)
+                    reader = _Reader(entry.values, use, pads, loader.site.expr, module, frame)
                     reader.bind(node, entry.values.of(expr))
                     reader.block(node.body)
+    return use
+
+
+def read_compute_loss(
+    entry: EntryFacts, func: Func, loader: Loader, pads: Mapping[Key, Pads], trained: tuple[Model, ...]
+) -> Use:
+    """Read the `compute_loss(self, model, inputs, ...)` of a Trainer's subclass as the body of a loop."""
+    use = Use(loops=1, backward=True)
+    use.hops.append(func.module.hop(func.node, "the Trainer's subclass computes the loss here"))
+    reader = _Reader(entry.values, use, pads, loader.site.expr, func.module, Frame(func, None, func.receiver))
+    names = [argument.arg for argument in func.node.args.args]
+    if not isinstance(func.node, FunctionNode) or len(names) < 3:
+        use.problems.append(func.module.hop(func.node, "its parameters are not (self, model, inputs)"))
+        return use
+    reader.model_names[names[1]] = trained
+    reader.env[names[2]] = Track("batch")
+    reader.block(func.node.body)
+    for value in reader.out:
+        first = value[0] if isinstance(value, tuple) and value else value
+        if isinstance(first, Track) and first.kind != "output":
+            use.problems.append(func.module.hop(func.node, f"{_said(first)} is returned as the loss"))
     return use
 
 
@@ -131,10 +156,18 @@ def _depth_of(value: Value, values: Values) -> tuple[int, ...]:
 
 class _Reader:
     def __init__(
-        self, values: Values, use: Use, pads: Mapping[Key, Pads], module: Module, frame: Frame | None, depth: int = 0
+        self,
+        values: Values,
+        use: Use,
+        pads: Mapping[Key, Pads],
+        loader: Expr,
+        module: Module,
+        frame: Frame | None,
+        depth: int = 0,
     ):
-        self.values, self.use, self.pads = values, use, pads
+        self.values, self.use, self.pads, self.loader = values, use, pads, loader
         self.module, self.frame, self.depth = module, frame, depth
+        self.model_names: dict[str, tuple[Model, ...]] = {}
         self.env: dict[str, Track | tuple[Track | None, ...] | None] = {}
         self.out: list[Track | tuple[Track | None, ...] | None] = []
 
@@ -246,12 +279,14 @@ class _Reader:
         base = _single(self.eval(node.value))
         if base is None:
             return None
+        if base.kind == "output" and _is_own(base) and node.attr in {"shape", "device", "dtype"}:
+            base = replace(base, kind="logits")
         if base.kind == "output":
             return self.of_output(base, node.attr, node)
         if base.kind == "batch":
             return self.member(node.attr)
         if node.attr == "shape":
-            return replace(base, kind="width")
+            return Track("width", "logits" if base.kind == "logits" else base.key)
         if node.attr in {"device", "dtype", "data"}:
             return base if node.attr == "data" else None
         self.touch(base, node)
@@ -273,12 +308,27 @@ class _Reader:
         key = node.slice.value if isinstance(node.slice, ast.Constant) else None
         if base.kind == "batch" and isinstance(key, str | int):
             return self.member(key)
+        if base.kind == "output" and _is_own(base) and isinstance(node.slice, ast.Tuple | ast.Slice):
+            base = replace(base, kind="logits")
         if base.kind == "output":
             return self.of_output(base, str(key), node)
-        if base.kind == "width" and key == 0:
+        if base.kind == "width" and (key == 0 or (base.key == "logits" and ast.unparse(node.slice) in {"-1", "2"})):
             return None
+        if base.kind in {"field", "logits"}:
+            return self.shifted(node, base)
         if base.kind == "width":
             return base
+        self.touch(base, node)
+        return None
+
+    def shifted(self, node: ast.Subscript, base: Track) -> Track | None:
+        """`logits[..., :-1, :]` and `labels[:, 1:]`: the shift of a language model's loss."""
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        words = [ast.unparse(part) for part in parts if ast.unparse(part) not in {":", "..."}]
+        if words == ["1:"] and len(parts) > 1:
+            return base
+        if words == [":-1"] and len(parts) > 1:
+            return replace(base, cut=True)
         self.touch(base, node)
         return None
 
@@ -317,6 +367,8 @@ class _Reader:
 
     def weigh(self, loss: Track, mask: Track, node: ast.AST) -> Track:
         assert mask.key is not None
+        if mask.cut:
+            self.problem(node, "the mask loses its last position, which is real once the padding is gone")
         self.use.counted.setdefault(mask.key, self.module.hop(node, "the loss of every token is weighed by the mask"))
         if self.pads[mask.key].constant not in {0}:
             self.problem(node, f"the mask is padded with {self.pads[mask.key].constant!r}, so pads count in the loss")
@@ -395,11 +447,16 @@ class _Reader:
             self.problem(node, "the target of the loss is not a field of the batch that is followed")
             return None
         self.use.counted.setdefault(target.key, self.module.hop(node, "the loss of every token"))
+        if target.cut:
+            self.problem(node, "the target loses its last position, which is real once the padding is gone")
         reduction = call_argument(options, None, "reduction")
         how = reduction.value if isinstance(reduction, ast.Constant) else "mean" if reduction is None else None
         ignored = call_argument(options, None, "ignore_index")
         constant = -100 if ignored is None else self.constant(ignored)
         is_ignored = constant is not None and constant == self.pads[target.key].constant
+        if constant is None and ignored is not None:
+            code = carry(self.values, Expr(self.module, ignored, self.frame), self.loader)
+            is_ignored = code is not None and code == self.pads[target.key].code
         if how == "none":
             return Track("losses", target.key, masked=is_ignored)
         if how not in {"mean", "sum"}:
@@ -444,6 +501,8 @@ class _Reader:
                 return self.member(node.args[0].value)  # type: ignore[arg-type]
             if name in {"items", "keys", "values"}:
                 return base
+        if base.kind == "output" and _is_own(base):
+            base = replace(base, kind="logits")
         if name in _SAME:
             return base
         if name in {"view", "reshape", "flatten"}:
@@ -465,6 +524,8 @@ class _Reader:
     def flatten(self, node: ast.Call, base: Track) -> Track | None:
         """`view(-1)`, `view(-1, vocabulary)`, `view(other.size())` keep what belongs together."""
         shapes = [ast.unparse(argument) for argument in node.args]
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "flatten":
+            shapes = ["-1"] if base.kind != "logits" else ["-1", "V"] if shapes == ["0", "1"] else shapes
         if base.kind in {"field", "flat"} and shapes == ["-1"]:
             return replace(base, kind="flat")
         if base.kind == "logits" and len(shapes) == 2 and shapes[0] == "-1":
@@ -484,13 +545,18 @@ class _Reader:
         return replace(base, kind="width")
 
     def is_model(self, node: ast.Call, arguments: list[Track | tuple[Track | None, ...] | None]) -> bool:
-        found = models(self.values, Expr(self.module, node.func, self.frame))
+        found = self.models_of(node)
         return bool(found) and all(
             isinstance(m.value, Inst) and (m.is_transformers or _is_module(self.values, m.value)) for m in found
         )
 
+    def models_of(self, node: ast.Call) -> tuple[Model, ...]:
+        if isinstance(node.func, ast.Name) and node.func.id in self.model_names:
+            return self.model_names[node.func.id]
+        return models(self.values, Expr(self.module, node.func, self.frame))
+
     def run_model(self, node: ast.Call) -> Track | tuple[Track | None, ...] | None:
-        found = models(self.values, Expr(self.module, node.func, self.frame))
+        found = self.models_of(node)
         for model in found:
             if model not in self.use.models:
                 self.use.models.append(model)
@@ -524,7 +590,7 @@ class _Reader:
         if not isinstance(func, Func) or not isinstance(func.node, FunctionNode):
             return None
         frame = Frame(func, Expr(self.module, node, self.frame), func.receiver)
-        inner = _Reader(self.values, self.use, self.pads, func.module, frame, self.depth + 1)
+        inner = _Reader(self.values, self.use, self.pads, self.loader, func.module, frame, self.depth + 1)
         for argument in (*func.node.args.posonlyargs, *func.node.args.args, *func.node.args.kwonlyargs):
             bound = self.values.argument(frame, argument.arg)
             if bound is not None and bound.module is self.module and bound.frame == self.frame:
@@ -535,6 +601,11 @@ class _Reader:
 
 def _single(value: Track | tuple[Track | None, ...] | None) -> Track | None:
     return value if isinstance(value, Track) else None
+
+
+def _is_own(value: Track) -> bool:
+    """Whether an output comes from a model of the root, which may return plain logits."""
+    return value.model is not None and not value.model.is_transformers
 
 
 def _said(value: Track) -> str:

@@ -195,9 +195,7 @@ def looks_like_entry(project: Project, path: str) -> bool:
 
 def _looks_like_entry(project: Project, path: str) -> bool:
     source = project.source(path)
-    if source is None or ("__main__" not in source.text and "train" not in source.text):
-        return False
-    if not any(word in source.text for word in ("backward(", "Trainer", ".fit(", "train")):
+    if source is None or not any(word in source.text for word in ("backward(", "Trainer", ".fit(", "train")):
         return False
     module = project.module(path)
     if module is None or not _has_main(module):

@@ -4,21 +4,21 @@ of them stay right when the padding leaves the data set and a collator pads each
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from speedmigrate.facts.batches import Pads, Use, read_loops
+from speedmigrate.facts.batches import Pads, Use, read_compute_loss, read_loops
 from speedmigrate.facts.carry import carry
+from speedmigrate.facts.collates import stacks
 from speedmigrate.facts.entry import EntryFacts, looks_like_entry
 from speedmigrate.facts.loaders import Loader, loaders, sources
 from speedmigrate.facts.models import Model, models, width_problems
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.rows import Record, Rows, Run, Seq, Side
-from speedmigrate.facts.values import Cls, Const, Expr, Ext, Func
+from speedmigrate.facts.values import Cls, Const, Expr, Func, Inst
 from speedmigrate.rule import Hop
 
 Key = str | int
-# Collates of torch and transformers that only stack: rows of one length in, rows of one length out.
-STACKING = frozenset({"default_data_collator", "torch_default_data_collator", "default_collate"})
 # Methods that a Trainer subclass may define without touching how batches become a loss.
 _HARMLESS = frozenset(
     "_save save_model _save_checkpoint create_optimizer create_scheduler create_optimizer_and_scheduler log __init__ "
@@ -257,9 +257,9 @@ def _collate_problems(entry: EntryFacts, loader: Loader) -> list[Hop]:
         return []
     found = []
     for value in entry.values.of(loader.collate):
-        stacking = isinstance(value, Ext) and value.last in STACKING
-        if not stacking and not (isinstance(value, Const) and value.value is None):
-            found.append(loader.collate.hop(f"the collate `{loader.collate.text[:40]}` is not read yet"))
+        if not stacks(entry.values, value) and not (isinstance(value, Const) and value.value is None):
+            what = f"the collate `{loader.collate.text[:40]}` is not seen to do nothing but stack"
+            found.append(loader.collate.hop(what))
     return found
 
 
@@ -310,42 +310,57 @@ def _order(served: Served, key: Key) -> int:
 
 def _trainer_contract(served: Served, slots: tuple[Slot, ...]) -> Contract | list[Hop]:
     entry, loader = served.entry, served.loader
-    problems: list[Hop] = []
-    for callee in loader.site.callees:
-        if isinstance(callee, Cls):
-            for base in entry.values.mro(callee):
-                for node in base.node.body if isinstance(base, Cls) else ():
-                    if isinstance(node, FunctionNode) and node.name not in _HARMLESS:
-                        assert isinstance(base, Cls)
-                        problems.append(
-                            base.module.hop(node, f"`{base.node.name}.{node.name}` overrides the Trainer's own")
-                        )
     expr = loader.argument("model")
     found = () if expr is None else models(entry.values, expr)
+    problems = list(_override_problems(served, slots, found))
     if not found:
         problems.append(loader.site.expr.hop("the Trainer's model is not an argument that can be followed"))
     names = {slot.key for slot in slots}
     for model in found:
         if not model.is_causal_lm and not (model.is_transformers and "attention_mask" in names):
-            problems.append(
-                _model_hop(model, loader, "is not known to leave pads out: not a causal language model, no mask")
-            )
+            problems.append(_not_causal(model, loader))
+    problems += _label_problems(loader, slots, {"labels"})
     for slot in slots:
-        if slot.key == "labels" and slot.constant != -100:
-            problems.append(loader.site.expr.hop(f"labels are padded with {slot.code}, which the loss counts"))
         if slot.key == "attention_mask" and slot.constant not in {0}:
             problems.append(loader.site.expr.hop(f"the attention mask is padded with {slot.code}"))
     if problems:
         return problems
     hops = [loader.hop]
     if expr is not None:
-        hops.append(
-            expr.hop(
-                f"the model is {found[0].name}: right pads do not reach earlier positions, labels of -100 are left out"
-            )
-        )
+        what = "right pads do not reach earlier positions, labels of -100 are left out"
+        hops.append(expr.hop(f"the model is {found[0].name}: {what}"))
     add_mask = "attention_mask" not in names and all(isinstance(slot.key, str) for slot in slots)
     return Contract(slots, 0, False, add_mask, found, tuple(hops), True)
+
+
+def _override_problems(served: Served, slots: tuple[Slot, ...], found: tuple[Model, ...]) -> Iterator[Hop]:
+    """Yield why methods of a Trainer's subclass forbid it; a `compute_loss` is read like a loop."""
+    entry, loader = served.entry, served.loader
+    for callee in loader.site.callees:
+        for base in entry.values.mro(callee) if isinstance(callee, Cls) else ():
+            for node in base.node.body if isinstance(base, Cls) else ():
+                assert isinstance(base, Cls)
+                if not isinstance(node, FunctionNode) or node.name in _HARMLESS:
+                    continue
+                if node.name != "compute_loss":
+                    yield base.module.hop(node, f"`{base.node.name}.{node.name}` overrides the Trainer's own")
+                    continue
+                func = Func(base.module, node, Inst(callee, loader.site.expr) if isinstance(callee, Cls) else None)
+                pads = {slot.key: Pads(slot.constant, slot.code) for slot in slots}
+                yield from read_compute_loss(entry, func, loader, pads, found).problems
+
+
+def _not_causal(model: Model, loader: Loader) -> Hop:
+    return _model_hop(model, loader, "is not known to leave pads out: not a causal language model, no mask")
+
+
+def _label_problems(loader: Loader, slots: tuple[Slot, ...], keys: set[Key]) -> list[Hop]:
+    """A model of transformers leaves labels of -100 out of its loss, and only those."""
+    return [
+        loader.site.expr.hop(f"field {slot.key!r} is padded with {slot.code}, which the model's loss counts")
+        for slot in slots
+        if slot.key in keys and slot.constant != -100
+    ]
 
 
 def _model_hop(model: Model, loader: Loader, why: str) -> Hop:
@@ -354,7 +369,7 @@ def _model_hop(model: Model, loader: Loader, why: str) -> Hop:
 
 def _loop_contract(served: Served, slots: tuple[Slot, ...], width: int, is_tuple: bool) -> Contract | list[Hop]:
     entry, loader = served.entry, served.loader
-    use: Use = read_loops(entry, loader, {slot.key: Pads(slot.constant) for slot in slots})
+    use: Use = read_loops(entry, loader, {slot.key: Pads(slot.constant, slot.code) for slot in slots})
     problems = list(use.problems)
     if not use.loops:
         return [loader.site.expr.hop("no loop over these batches is found")]
@@ -364,9 +379,7 @@ def _loop_contract(served: Served, slots: tuple[Slot, ...], width: int, is_tuple
     for model in use.models:
         if model.is_transformers:
             if not model.is_causal_lm and not any(slot.key == "attention_mask" for slot in slots):
-                problems.append(
-                    _model_hop(model, loader, "is not known to leave pads out: not a causal language model, no mask")
-                )
+                problems.append(_not_causal(model, loader))
             continue
         found, causal = width_problems(entry.values, model)
         problems += found
@@ -379,6 +392,10 @@ def _loop_contract(served: Served, slots: tuple[Slot, ...], width: int, is_tuple
         return problems
     hops += [hop for hop in use.counted.values() if hop not in hops]
     names = {slot.key for slot in slots}
+    if any(model.is_transformers for model in use.models):
+        problems += _label_problems(loader, slots, {"labels", *use.counted})
+    if problems:
+        return problems
     add_mask = (
         not is_tuple and "attention_mask" not in names and use.added_keys and all(m.is_transformers for m in use.models)
     )

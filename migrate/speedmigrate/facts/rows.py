@@ -452,6 +452,22 @@ class _Reader:
                 self.touch(found, node)
         return Record(tuple(items))
 
+    def _eval_compare(self, node: ast.Compare) -> Abstract:
+        left, right = self.eval(node.left), self.eval(node.comparators[0])
+        if len(node.ops) == 1 and isinstance(left, Seq) and left.runs and isinstance(node.ops[0], ast.Eq | ast.NotEq):
+            return self.compared(node, left, node.comparators[0], equal=isinstance(node.ops[0], ast.Eq))
+        for value in (left, right):
+            self.touch(value, node, reading=True)
+        return self.opaque()
+
+    def compared(self, node: ast.expr, base: Seq, other: ast.expr, *, equal: bool) -> Abstract:
+        """`ids.ne(pad)`, `ids != pad`: what every pad of the sequence becomes."""
+        if any(ast.unparse(run.value.node) != ast.unparse(other) for run in base.runs):
+            self.touch(base, node)
+            return self.opaque()
+        value = self.expr(ast.copy_location(ast.Constant(equal), node))
+        return replace(base, runs=tuple(replace(run, value=value) for run in base.runs))
+
     def _eval_unaryop(self, node: ast.UnaryOp) -> Abstract:
         value = self.eval(node.operand)
         if isinstance(node.op, ast.USub) and isinstance(value, Number):
@@ -623,6 +639,8 @@ class _Reader:
         base = self.eval(func.value)
         if isinstance(base, Seq) and func.attr in _KEEPING_METHODS:
             return base
+        if isinstance(base, Seq) and base.runs and func.attr in {"ne", "eq"} and len(node.args) == 1:
+            return self.compared(node, base, node.args[0], equal=func.attr == "eq")
         if isinstance(base, Seq) and func.attr in {"size", "numel"}:
             return Number(base.length)
         if isinstance(base, Seq) and func.attr in {"sum", "any", "all", "item"}:

@@ -790,10 +790,21 @@ def _self_assignments(cls: ast.ClassDef) -> dict[str, list[tuple[ast.expr, Funct
         for node in own_nodes(function):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    owner = target.value if isinstance(target, ast.Attribute) else None
-                    if isinstance(target, ast.Attribute) and isinstance(owner, ast.Name) and owner.id == receiver:
-                        found.setdefault(target.attr, []).append((node.value, function))
+                    for attribute, value in _pairs(target, node.value):
+                        owner = attribute.value
+                        if isinstance(owner, ast.Name) and owner.id == receiver:
+                            found.setdefault(attribute.attr, []).append((value, function))
     return found
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.Attribute, ast.expr]]:
+    """Yield the attributes that an assignment sets with what each gets, `self.a, self.b = a, b` taken apart."""
+    if isinstance(target, ast.Attribute):
+        yield target, value
+    elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+        if len(target.elts) == len(value.elts):
+            for inner, part in zip(target.elts, value.elts, strict=True):
+                yield from _pairs(inner, part)
 
 
 def _appended(expr: Expr) -> Iterator[ast.expr]:

@@ -30,7 +30,7 @@ from speedmigrate.facts.arguments import deepspeed_configs
 from speedmigrate.facts.entry import EntryFacts, Site
 from speedmigrate.facts.loaders import HF_TRAINERS
 from speedmigrate.facts.places import model_of_parameters
-from speedmigrate.facts.values import Attr, Cls, Const, Ext, Inst, Value, call_argument, has_spread
+from speedmigrate.facts.values import Attr, Cls, Const, Display, Ext, Inst, Value, call_argument, has_spread
 from speedmigrate.requirements import runtime_requirement
 from speedmigrate.rule import (
     AddImport,
@@ -121,6 +121,8 @@ def _finding(entry: EntryFacts, site: Site, names: set[str], own: list[Cls]) -> 
     if reason:
         status = "done" if reason == _ALREADY else "refused"
         return RULE.finding(status, place, reason)  # type: ignore[arg-type]
+    if name in _TRANSFORMERS and has_spread(site.node):
+        return RULE.finding("refused", place, "transformers.AdamW gets arguments through **, which may hold its own")
     ops = _transformers_ops(site) if name in _TRANSFORMERS else []
     start, end = site.module.source.span(site.node)
     fused = _flag(entry, site)
@@ -155,7 +157,7 @@ _ALREADY = "fused already"
 def _reason(entry: EntryFacts, site: Site, name: str) -> str:
     """Say why an AdamW stays as it is, or nothing."""
     node = site.node
-    if has_spread(node):
+    if has_spread(node) and not _spread_is_read(entry, site):
         return "its arguments come through * or **, which may already hold the flag"
     fused = call_argument(node, None, "fused")
     if isinstance(fused, ast.Constant) and fused.value:
@@ -182,6 +184,29 @@ def _reason(entry: EntryFacts, site: Site, name: str) -> str:
         if decay is not None and not (isinstance(value, Const) and value.value in {0}):
             return "Adam with an L2 weight decay is another algorithm than AdamW: left as it is"
     return ""
+
+
+def _spread_is_read(entry: EntryFacts, site: Site) -> bool:
+    """Whether every `**` argument is a dict display whose keys are seen, and none of them is about the kernel."""
+    if any(isinstance(argument, ast.Starred) for argument in site.node.args):
+        return False
+    for keyword in site.node.keywords:
+        if keyword.arg is None:
+            value = entry.values.one(site.expr.at(keyword.value))
+            keys = _keys(value)
+            if keys is None or keys & {"fused", *_BLOCKING, "correct_bias", "no_deprecation_warning"}:
+                return False
+    return True
+
+
+def _keys(value: Value) -> set[str] | None:
+    node = value.expr.node if isinstance(value, Display) else None
+    if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        return {str(key.value) for key in node.keys if isinstance(key, ast.Constant)}
+    if isinstance(value, Inst) and value.of == Ext("builtins.dict") and isinstance(value.call.node, ast.Call):
+        if not value.call.node.args and all(keyword.arg for keyword in value.call.node.keywords):
+            return {str(keyword.arg) for keyword in value.call.node.keywords}
+    return None
 
 
 def _offloads(entry: EntryFacts, launch: object) -> bool:

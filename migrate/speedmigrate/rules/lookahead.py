@@ -26,7 +26,7 @@ from speedmigrate.facts.loaders import Loader
 from speedmigrate.facts.padding import Contract, Padded, Served, contract, padded_datasets
 from speedmigrate.facts.values import Const, Ext, Inst
 from speedmigrate.requirements import runtime_requirement
-from speedmigrate.rule import AddImport, Finding, InsertStatement, Op, Rule, Wrap
+from speedmigrate.rule import AddImport, Finding, InsertStatement, Op, Place, Rule, Wrap
 from speedmigrate.rules.strip_padding import group_name
 
 
@@ -39,6 +39,10 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
                 seen.setdefault(served.loader.site.node, (served, []))[1].append(group)
     for served, owners in seen.values():
         yield _finding(served, owners)
+    if not seen:
+        yield RULE.finding(
+            "done", Place(entry.path, 1, 1), "no padding leaves a data set here: the order stays as it is"
+        )
 
 
 def _finding(served: Served, owners: list[Padded]) -> Finding:

@@ -99,11 +99,16 @@ def _strip(group: Padded) -> list[Op]:
         statement = drop.module.statement(drop.node)
         if drop.keep is None or _is_same_name(statement, drop):
             ops.append(_delete(drop.module, statement))
-            gone.add(statement)
+            gone |= set(ast.walk(statement))
         else:
             start, end = drop.module.source.span(drop.node)
             ops.append(Replace(drop.module.path, start, end, drop.module.text(drop.keep)))
-            gone |= {node for node in ast.walk(drop.node) if node not in set(ast.walk(drop.keep))}
+            gone |= set(ast.walk(drop.node)) - set(ast.walk(drop.keep))
+    for function in {drop.module.function(drop.node) for drop in drops}:
+        for node in ast.walk(function) if function is not None else ():
+            # An emptied `if` goes with its test (`edits.py`).
+            if isinstance(node, ast.If) and not node.orelse and gone.issuperset(node.body):
+                gone |= set(ast.walk(node))
     ops += _dead(drops, gone)
     return ops
 
@@ -136,7 +141,7 @@ def _dead(drops: list[Drop], gone: set[ast.AST]) -> Iterator[Op]:
                 break
             for node in dead:
                 assert isinstance(node, ast.Assign)
-                gone.add(node)
+                gone |= set(ast.walk(node))
                 yield _delete(module, node)
 
 
@@ -146,12 +151,10 @@ def _is_dead(function: ast.AST, node: ast.AST, gone: set[ast.AST]) -> bool:
     target = node.targets[0]
     if not isinstance(target, ast.Name) or not _is_length(node.value):
         return False
-    lost = {child for statement in gone for child in ast.walk(statement)}
     reads = [
         n for n in ast.walk(function) if isinstance(n, ast.Name) and n.id == target.id and isinstance(n.ctx, ast.Load)
     ]
-    was_read = any(read in lost for read in reads)
-    return was_read and all(read in lost for read in reads)
+    return bool(reads) and gone.issuperset(reads)
 
 
 def _is_length(node: ast.expr) -> bool:

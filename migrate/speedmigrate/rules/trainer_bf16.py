@@ -28,7 +28,7 @@ from speedmigrate.facts.loaders import HF_TRAINERS
 from speedmigrate.facts.values import Const, Ext, call_argument, has_spread
 from speedmigrate.launch.find import Launch
 from speedmigrate.launch.flags import replace_flag, set_flag
-from speedmigrate.launch.jsonfile import set_json
+from speedmigrate.launch.jsonfile import rename_json, set_json
 from speedmigrate.rule import Finding, Hop, Op, Place, RemoveKeyword, Rule, SetKeyword
 
 
@@ -192,6 +192,10 @@ def _launch(entry: EntryFacts, launch: Launch, arguments: Arguments) -> list[Op]
     return config if isinstance(config, Hop) else [*edits, *config]
 
 
+def _unsafe(launch: Launch) -> Hop:
+    return Hop(launch.path, launch.line, "the DeepSpeed config cannot be written safely")
+
+
 def _config_ops(entry: EntryFacts, launch: Launch) -> list[Op] | Hop:
     """A DeepSpeed config must follow: "auto" does, a fixed `fp16.enabled` is changed, a missing bf16 section is
     added."""
@@ -199,10 +203,12 @@ def _config_ops(entry: EntryFacts, launch: Launch) -> list[Op] | Hop:
     doc = section(entry, launch, "fp16")
     if doc is None or (section(entry, launch, "bf16") is not None and doc.get("fp16", "enabled") == "auto"):
         return ops
+    if doc.get("fp16") == {"enabled": True} and doc.get("bf16") is None:
+        return list(rename_json(doc, ("fp16",), "bf16") or ()) or _unsafe(launch)
     if doc.get("fp16", "enabled") is True:
         edits = set_json(doc, ("fp16", "enabled"), False)
         if edits is None:
-            return Hop(launch.path, launch.line, "the DeepSpeed config cannot be written safely")
+            return _unsafe(launch)
         ops += edits
     value = "auto" if doc.get("fp16", "enabled") == "auto" else True
     if doc.get("bf16", "enabled") is None or doc.get("bf16", "enabled") is False:
@@ -212,7 +218,7 @@ def _config_ops(entry: EntryFacts, launch: Launch) -> list[Op] | Hop:
             else set_json(doc, ("bf16",), {"enabled": value})
         )
         if edits is None:
-            return Hop(launch.path, launch.line, "the DeepSpeed config cannot be written safely")
+            return _unsafe(launch)
         ops += edits
     return ops
 
