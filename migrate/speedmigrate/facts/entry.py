@@ -135,6 +135,12 @@ class EntryFacts:
                     return True
         return False
 
+    def describe(self) -> list[Any]:
+        """Return what was understood, as a nested list: a list holds what belongs to the line above it."""
+        from speedmigrate.facts.describe import describe
+
+        return describe(self)
+
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
         from speedmigrate.launch.find import find_launches
