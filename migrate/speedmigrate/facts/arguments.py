@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.loaders import Loader
-from speedmigrate.facts.values import Attr, Cls, Const, Expr, Ext, Inst, Result, Value, call_argument, has_spread
+from speedmigrate.facts.syntax import call_argument, has_spread
+from speedmigrate.facts.value import Attr, Cls, Const, Expr, Ext, Inst, Result, Value
 from speedmigrate.launch.find import Launch
 from speedmigrate.launch.jsonfile import JsonDoc, read_json
 

@@ -17,22 +17,9 @@ from speedmigrate.facts.loaders import Loader
 from speedmigrate.facts.models import Model, forward, models
 from speedmigrate.facts.module import FunctionNode, Module
 from speedmigrate.facts.reaching import targets
-from speedmigrate.facts.values import (
-    Attr,
-    Cls,
-    Const,
-    Expr,
-    Ext,
-    Frame,
-    Func,
-    Inst,
-    Item,
-    Result,
-    Value,
-    Values,
-    call_argument,
-    own_nodes,
-)
+from speedmigrate.facts.syntax import call_argument, own_nodes
+from speedmigrate.facts.value import Attr, Cls, Const, Expr, Ext, Frame, Func, Inst, Item, Result, Value
+from speedmigrate.facts.values import Values
 from speedmigrate.rule import Hop
 
 Key = str | int

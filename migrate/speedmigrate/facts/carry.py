@@ -7,7 +7,8 @@ import ast
 
 from speedmigrate.facts.module import FunctionNode, ScopeNode
 from speedmigrate.facts.reaching import Binding, reaching
-from speedmigrate.facts.values import Cls, Const, Expr, Frame, Inst, Values
+from speedmigrate.facts.value import Cls, Const, Expr, Frame, Inst
+from speedmigrate.facts.values import Values
 
 _MAX_STEPS = 12
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 
 from speedmigrate.facts.module import FunctionNode
-from speedmigrate.facts.values import Cls, Const, Expr, Ext, Func, Inst, Value, Values, call_argument, own_nodes
+from speedmigrate.facts.syntax import call_argument, own_nodes
+from speedmigrate.facts.value import Cls, Const, Expr, Ext, Func, Inst, Value
+from speedmigrate.facts.values import Values
 from speedmigrate.rule import Hop
 
 # Collates of torch and transformers that only stack: rows of one length in, rows of one length out.

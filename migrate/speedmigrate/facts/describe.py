@@ -11,7 +11,7 @@ from speedmigrate.facts.loaders import Loader, loaders, sources
 from speedmigrate.facts.padding import padded_fields
 from speedmigrate.facts.places import anchor
 from speedmigrate.facts.rows import Record, Rows
-from speedmigrate.facts.values import Cls, Ext
+from speedmigrate.facts.value import Cls, Ext
 
 _TOLD = ("AdamW", "Adam", "GradScaler", "autocast", "DistributedDataParallel", "get_peft_model", "initialize", "save")
 
@@ -31,11 +31,8 @@ def describe(entry: EntryFacts) -> list[Any]:
     lines += [[line] for line in _calls(entry)]
     for settings in trainer_settings(entry):
         where = settings.arguments.value.call
-        lines.append(
-            [
-                f"arguments: {'written out' if settings.arguments.literal else 'from flags'} ({where.module.place(where.node)})"
-            ]
-        )
+        how = "written out" if settings.arguments.literal else "from flags"
+        lines.append([f"arguments: {how} ({where.module.place(where.node)})"])
     lines += [list(_launch(launch)) for launch in entry.launches]
     return lines
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedmigrate.facts.module import FunctionNode, Module
 from speedmigrate.facts.project import Project
-from speedmigrate.facts.values import Attr, Cls, Expr, Ext, Frame, Func, Inst, Result, Value, Values, own_nodes
+from speedmigrate.facts.syntax import own_nodes
+from speedmigrate.facts.value import Attr, Cls, Expr, Ext, Frame, Func, Inst, Result, Value
+from speedmigrate.facts.values import Values
 from speedmigrate.rule import Options
 from speedmigrate.target import Target
 

@@ -9,7 +9,7 @@ from speedmigrate.facts.arguments import Arguments, deepspeed_configs, training_
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.loaders import Loader, loaders
 from speedmigrate.facts.module import FunctionNode
-from speedmigrate.facts.values import Cls
+from speedmigrate.facts.value import Cls
 from speedmigrate.launch.find import Launch
 from speedmigrate.launch.jsonfile import JsonDoc
 

@@ -10,19 +10,9 @@ from typing import Literal
 
 from speedmigrate.facts.entry import EntryFacts, Site
 from speedmigrate.facts.rows import Passed, Rows, read_rows
-from speedmigrate.facts.values import (
-    Cls,
-    Const,
-    Display,
-    Expr,
-    Ext,
-    Inst,
-    Unknown,
-    Value,
-    Values,
-    call_argument,
-    has_spread,
-)
+from speedmigrate.facts.syntax import call_argument, has_spread
+from speedmigrate.facts.value import Cls, Const, Display, Expr, Ext, Inst, Unknown, Value
+from speedmigrate.facts.values import Values
 from speedmigrate.rule import Hop
 
 Kind = Literal["DataLoader", "Trainer"]

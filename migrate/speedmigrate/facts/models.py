@@ -8,21 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from speedmigrate.facts.module import FunctionNode
-from speedmigrate.facts.values import (
-    Attr,
-    Cls,
-    Expr,
-    Ext,
-    Frame,
-    Func,
-    Inst,
-    Item,
-    Unknown,
-    Value,
-    Values,
-    call_argument,
-    own_nodes,
-)
+from speedmigrate.facts.syntax import call_argument, own_nodes
+from speedmigrate.facts.value import Attr, Cls, Expr, Ext, Frame, Func, Inst, Item, Unknown, Value
+from speedmigrate.facts.values import Values
 from speedmigrate.rule import Hop
 
 # Calls that return the model they are given, wrapped: the position and the name of that argument.

@@ -15,7 +15,7 @@ from speedmigrate.facts.loaders import Loader, loaders, sources
 from speedmigrate.facts.models import Model, models, width_problems
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.rows import Record, Rows, Run, Seq, Side
-from speedmigrate.facts.values import Cls, Const, Expr, Func, Inst
+from speedmigrate.facts.value import Cls, Const, Expr, Func, Inst
 from speedmigrate.rule import Hop
 
 Key = str | int

@@ -11,7 +11,8 @@ from speedmigrate.facts.loaders import HF_TRAINERS
 from speedmigrate.facts.models import Model, models
 from speedmigrate.facts.module import Module
 from speedmigrate.facts.reaching import reaching
-from speedmigrate.facts.values import Attr, Expr, Ext, call_argument
+from speedmigrate.facts.syntax import call_argument
+from speedmigrate.facts.value import Attr, Expr, Ext
 from speedmigrate.rule import InsertStatement
 
 

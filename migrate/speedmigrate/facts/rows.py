@@ -18,7 +18,8 @@ from typing import Literal
 from speedmigrate.facts.linear import Linear
 from speedmigrate.facts.module import FunctionNode, Module
 from speedmigrate.facts.reaching import targets
-from speedmigrate.facts.values import Cls, Const, Expr, Ext, Frame, Func, Inst, Item, Value, Values
+from speedmigrate.facts.value import Cls, Const, Expr, Ext, Frame, Func, Inst, Item, Value
+from speedmigrate.facts.values import Values
 from speedmigrate.rule import Hop
 
 Side = Literal["left", "right"]

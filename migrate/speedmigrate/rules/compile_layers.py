@@ -28,7 +28,8 @@ from speedmigrate.facts.arguments import deepspeed_configs, zero_stage
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.models import Model, repeated_layers
 from speedmigrate.facts.places import anchor
-from speedmigrate.facts.values import Const, Ext, call_argument
+from speedmigrate.facts.syntax import call_argument
+from speedmigrate.facts.value import Const, Ext
 from speedmigrate.requirements import runtime_requirement
 from speedmigrate.rule import AddImport, Finding, Hop, Op, Place, Rule
 
@@ -111,7 +112,7 @@ def _reasons(entry: EntryFacts, found: tuple[Model, ...]) -> Iterator[Hop]:
 
 
 def _site_reasons(entry: EntryFacts, expr: object, node: ast.Call, callees: tuple[object, ...]) -> Iterator[Hop]:
-    from speedmigrate.facts.values import Expr
+    from speedmigrate.facts.value import Expr
 
     assert isinstance(expr, Expr)
     for word in _KBIT_WORDS:
@@ -153,7 +154,8 @@ def _site_reasons(entry: EntryFacts, expr: object, node: ast.Call, callees: tupl
 
 
 def _is_in_training(entry: EntryFacts, expr: object, node: ast.Call) -> bool:
-    from speedmigrate.facts.values import Expr, own_nodes
+    from speedmigrate.facts.syntax import own_nodes
+    from speedmigrate.facts.value import Expr
 
     assert isinstance(expr, Expr)
     function = expr.module.function(node)
@@ -164,7 +166,7 @@ def _is_in_training(entry: EntryFacts, expr: object, node: ast.Call) -> bool:
 
 def _patched(entry: EntryFacts) -> Iterator[Hop]:
     """Yield assignments to a `forward` in the functions of the run."""
-    from speedmigrate.facts.values import own_nodes
+    from speedmigrate.facts.syntax import own_nodes
 
     for module, scope, _ in entry.scopes:
         for node in own_nodes(scope):

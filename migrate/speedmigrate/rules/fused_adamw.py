@@ -30,7 +30,8 @@ from speedmigrate.facts.arguments import deepspeed_configs
 from speedmigrate.facts.entry import EntryFacts, Site
 from speedmigrate.facts.loaders import HF_TRAINERS
 from speedmigrate.facts.places import model_of_parameters
-from speedmigrate.facts.values import Attr, Cls, Const, Display, Ext, Inst, Value, call_argument, has_spread
+from speedmigrate.facts.syntax import call_argument, has_spread
+from speedmigrate.facts.value import Attr, Cls, Const, Display, Ext, Inst, Value
 from speedmigrate.requirements import runtime_requirement
 from speedmigrate.rule import (
     AddImport,

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.loaders import Loader
 from speedmigrate.facts.padding import Contract, Padded, Served, contract, padded_datasets
-from speedmigrate.facts.values import Const, Ext, Inst
+from speedmigrate.facts.value import Const, Ext, Inst
 from speedmigrate.requirements import runtime_requirement
 from speedmigrate.rule import AddImport, Finding, InsertStatement, Op, Place, Rule, Wrap
 from speedmigrate.rules.strip_padding import group_name

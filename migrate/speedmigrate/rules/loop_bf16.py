@@ -28,7 +28,8 @@ from speedmigrate.facts.arguments import ArgparseFlag, argparse_flag
 from speedmigrate.facts.entry import EntryFacts, Site
 from speedmigrate.facts.loaders import HF_TRAINERS
 from speedmigrate.facts.padding import starters
-from speedmigrate.facts.values import Const, Expr, Ext, Value, call_argument
+from speedmigrate.facts.syntax import call_argument
+from speedmigrate.facts.value import Const, Expr, Ext, Value
 from speedmigrate.launch.flags import set_flag
 from speedmigrate.rule import AddImport, Finding, Hop, Op, Place, Replace, Rule, SetKeyword
 

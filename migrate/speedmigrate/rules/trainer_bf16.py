@@ -25,7 +25,8 @@ from speedmigrate.facts.arguments import Arguments, is_on
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.hftrainer import TrainerSettings, section, trainer_settings
 from speedmigrate.facts.loaders import HF_TRAINERS
-from speedmigrate.facts.values import Const, Ext, call_argument, has_spread
+from speedmigrate.facts.syntax import call_argument, has_spread
+from speedmigrate.facts.value import Const, Ext
 from speedmigrate.launch.find import Launch
 from speedmigrate.launch.flags import replace_flag, set_flag
 from speedmigrate.launch.jsonfile import rename_json, set_json

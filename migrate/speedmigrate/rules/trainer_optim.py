@@ -24,7 +24,8 @@ from collections.abc import Iterator
 from speedmigrate.facts.arguments import Arguments
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.hftrainer import TrainerSettings, is_deepspeed, overrides, section, trainer_settings
-from speedmigrate.facts.values import Const, Expr, call_argument, has_spread
+from speedmigrate.facts.syntax import call_argument, has_spread
+from speedmigrate.facts.value import Const, Expr
 from speedmigrate.launch.find import Launch
 from speedmigrate.launch.flags import set_flag
 from speedmigrate.rule import Finding, InsertStatement, Op, Replace, Rule, SetKeyword
