@@ -10,7 +10,7 @@ from speedmigrate.facts.hftrainer import trainer_settings
 from speedmigrate.facts.loaders import Loader, loaders, sources
 from speedmigrate.facts.padding import padded_fields
 from speedmigrate.facts.places import anchor
-from speedmigrate.facts.rows import Record, Rows
+from speedmigrate.facts.rowvalue import Record, Rows
 from speedmigrate.facts.value import Cls, Ext
 
 _TOLD = ("AdamW", "Adam", "GradScaler", "autocast", "DistributedDataParallel", "get_peft_model", "initialize", "save")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from speedmigrate.facts.entry import EntryFacts, Site
-from speedmigrate.facts.rows import Passed, Rows, read_rows
+from speedmigrate.facts.rows import read_rows
+from speedmigrate.facts.rowvalue import Passed, Rows
 from speedmigrate.facts.syntax import call_argument, has_spread
 from speedmigrate.facts.value import Cls, Const, Display, Expr, Ext, Inst, Unknown, Value
 from speedmigrate.facts.values import Values

@@ -7,14 +7,15 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from speedmigrate.facts.batches import Pads, Use, read_compute_loss, read_loops
+from speedmigrate.facts.batches import read_compute_loss, read_loops
 from speedmigrate.facts.carry import carry
 from speedmigrate.facts.collates import stacks
 from speedmigrate.facts.entry import EntryFacts, looks_like_entry
 from speedmigrate.facts.loaders import Loader, loaders, sources
 from speedmigrate.facts.models import Model, models, width_problems
 from speedmigrate.facts.module import FunctionNode
-from speedmigrate.facts.rows import Record, Rows, Run, Seq, Side
+from speedmigrate.facts.rowvalue import Record, Rows, Run, Seq, Side
+from speedmigrate.facts.tracks import Pads, Use
 from speedmigrate.facts.value import Cls, Const, Expr, Func, Inst
 from speedmigrate.rule import Hop
 

@@ -27,7 +27,7 @@ from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.loaders import Loader, loaders, sources
 from speedmigrate.facts.module import FunctionNode, Module
 from speedmigrate.facts.padding import padded_datasets
-from speedmigrate.facts.rows import Rows
+from speedmigrate.facts.rowvalue import Rows
 from speedmigrate.facts.syntax import own_nodes
 from speedmigrate.facts.value import Cls, Const
 from speedmigrate.rule import Finding, Hop, Place, Rule

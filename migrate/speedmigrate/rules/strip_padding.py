@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.module import Module
 from speedmigrate.facts.padding import Contract, Padded, Served, contract, padded_datasets
-from speedmigrate.facts.rows import Drop
+from speedmigrate.facts.rowvalue import Drop
 from speedmigrate.requirements import runtime_requirement
 from speedmigrate.rule import (
     AddImport,
