@@ -14,7 +14,7 @@ from speedmigrate.analyse import BUG, Analysis
 from speedmigrate.changes import Editor, Group, drop_needy, finding_order, make_groups, settle
 from speedmigrate.rule import EFFECTS, GOALS, Effect, Finding, Goal, Status
 from speedmigrate.target import Target
-from speedmigrate.verdict import GoalVerdict, goal_verdicts, launch_verdicts, touched
+from speedmigrate.verdict import GoalVerdict, goal_verdicts, launch_verdicts, touched, untrained
 
 if TYPE_CHECKING:
     from speedmigrate.patch import FileChange
@@ -61,7 +61,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class EntryPlan:
-    """An entry point and its verdicts; none where it trains nothing."""
+    """An entry point and its verdicts."""
 
     path: str
     target: Target
@@ -175,13 +175,16 @@ def _entries(analyses: Sequence[Analysis], selection: Selection, fate: _Fate) ->
     entries: list[EntryPlan] = []
     for analysis in analyses:
         findings = told[analysis.path]
-        goals = selection.goals(findings) if analysis.trains else ()
+        goals = selection.goals(findings)
+        verdicts = goal_verdicts(findings, goals, analysis.path)
+        if not analysis.trains:
+            verdicts = untrained(goals, analysis.path)
         entries.append(
             EntryPlan(
                 analysis.path,
                 analysis.target,
                 analysis.trains,
-                goal_verdicts(findings, goals, analysis.path),
+                verdicts,
                 tuple(LaunchPlan(x.path, x.via, launch_verdicts(findings, goals, x.path)) for x in analysis.launches),
                 tuple(Planned(ids[finding], analysis.path, finding) for finding in findings),
             )

@@ -40,6 +40,14 @@ class Target:
     transformers_from: str = "default"
     arch_from: str = "default"
 
+    @property
+    def old_transformers(self) -> str:
+        """Why nothing of transformers can be relied on, where it is below 4.30; else nothing."""
+        if self.transformers >= (4, 30) or self.transformers_from == "default":
+            return ""
+        version = ".".join(map(str, self.transformers))
+        return f"transformers {version} ({self.transformers_from}) is below 4.30, from where on this is known to hold"
+
     def __str__(self) -> str:
         torch, transformers = (".".join(map(str, v)) for v in (self.torch, self.transformers))
         return (

@@ -49,6 +49,12 @@ def goal_verdicts(findings: Sequence[Finding], goals: Iterable[Goal], entry: str
     return {goal: goal_verdict([f for f in findings if f.goal == goal], entry) for goal in goals}
 
 
+def untrained(goals: Iterable[Goal], entry: str) -> dict[Goal, GoalVerdict]:
+    """Return the verdicts of a file in which no training is followed."""
+    told = GoalVerdict("refuse", ("no training code is followed from here",), (f"{entry}:1",))
+    return dict.fromkeys(goals, told)
+
+
 def launch_verdicts(findings: Sequence[Finding], goals: Iterable[Goal], path: str) -> dict[Goal, GoalVerdict]:
     """Return the verdicts of a launch file: only goals that have something to say of it; a change of it is `config`."""
     said = [f for f in findings if path in touched(f) or (f.place.path == path and f.status != "change")]

@@ -36,7 +36,7 @@ def keep_fused(optimizer: _Optimizer) -> _Optimizer:
         True
     """
     if not all(group.get("fused") for group in optimizer.param_groups):
-        _log.warning("keep_fused: %s was not made with fused=True, nothing to keep", type(optimizer).__name__)
+        _log.info("keep_fused: %s was not made with fused=True, nothing to keep", type(optimizer).__name__)
         return optimizer
     if _support.has_load_state_dict_hook(optimizer):
         optimizer.register_load_state_dict_post_hook(_restore_fused)

@@ -137,6 +137,14 @@ class EntryFacts:
                     return True
         return False
 
+    def _is_called_by(self, path: str) -> bool:
+        """Whether the top of another file calls what the top of this one calls (`train.train()` in a wrapper)."""
+        other = self.project.module(path)
+        if other is None or self.module is None:
+            return False
+        here = {v.node for v in _top_calls(self.values, self.module) if isinstance(v, Func) and v.module is self.module}
+        return any(isinstance(value, Func) and value.node in here for value in _top_calls(self.values, other))
+
     def describe(self) -> list[Any]:
         """Return what was understood, as a nested list: a list holds what belongs to the line above it."""
         from speedmigrate.facts.describe import describe
@@ -147,10 +155,17 @@ class EntryFacts:
     def launches(self) -> tuple[Launch, ...]:
         from speedmigrate.launch.find import find_launches
 
-        importers = self.project.importers(self.path)
+        importers = [path for path in self.project.importers(self.path) if self._is_called_by(path)]
         return find_launches(
             self.project.root, self.project.files, self.path, importers=importers, read=self.project.source
         )
+
+
+def _top_calls(values: Values, module: Module) -> Iterator[Value]:
+    """Yield what the top of a file calls."""
+    for node in own_nodes(module.tree):
+        if isinstance(node, ast.Call):
+            yield from values.of(Expr(module, node.func))
 
 
 def _is_trainer(entry: EntryFacts, callee: Value) -> bool:

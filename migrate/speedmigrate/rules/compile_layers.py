@@ -103,6 +103,8 @@ def _reasons(entry: EntryFacts, found: tuple[Model, ...]) -> Iterator[Hop]:
     for model in found:
         if not model.is_transformers:
             yield from repeated_layers(entry.values, model)
+        elif entry.target.old_transformers:
+            yield Hop(entry.path, 1, entry.target.old_transformers)
         if any("kbit" in wrapper or "int8" in wrapper for wrapper in model.wrappers):
             yield Hop(entry.path, 1, "the base is quantised (prepared for k-bit training)")
     for site in entry.sites:
@@ -129,6 +131,8 @@ def _site_reasons(entry: EntryFacts, expr: object, node: ast.Call, callees: tupl
         yield expr.hop(f'the model is spread over devices (device_map="{device_map.value}")')
     func = node.func
     name = func.attr if isinstance(func, ast.Attribute) else ""
+    if name in {"register_hook", "register_post_accumulate_grad_hook"}:
+        yield expr.hop("gradient hooks are set, which may step parameters in the middle of a backward pass")
     if name in {"quantize", "dispatch_model", "parallelize", "PipelineModule"}:
         yield expr.hop(f"the model is quantised or split over devices (`{name}`)")
     for callee in callees:

@@ -102,7 +102,8 @@ def _change(entry: EntryFacts, place: Place, plan: _Plan) -> Iterator[Finding]:
     yield RULE.finding(
         "change",
         place,
-        "autocast in bfloat16 instead of float16, the gradient scaler off (stability more than speed)",
+        "autocast in bfloat16 instead of float16, the gradient scaler off (stability more than speed); a checkpoint's "
+        "scaler entry is empty from then on, and an old one is accepted",
         ops=tuple(dict.fromkeys(plan.ops)),
         evidence=tuple(plan.evidence),
         needs=("sm_80", "torch>=1.13"),
@@ -149,6 +150,10 @@ def _autocast(entry: EntryFacts, site: Site, plan: _Plan) -> None:
     enabled = call_argument(site.node, None, "enabled")
     if isinstance(enabled, ast.Constant) and enabled.value is False:
         return
+    chosen = _chosen(site)
+    if chosen is not None:
+        plan.refusals.append(chosen)
+        return
     shared = _shared(entry, site)
     start, end = site.module.source.span(site.node)
     if given is None:
@@ -159,6 +164,26 @@ def _autocast(entry: EntryFacts, site: Site, plan: _Plan) -> None:
         _dtype(entry, site.expr.at(given), plan)
     if shared is not None and (plan.ops or plan.flags):
         plan.refusals.append(shared)
+
+
+def _chosen(site: Site) -> Hop | None:
+    """Say where an autocast is one of several precisions that a flag chooses from."""
+    module, child = site.module, site.node
+    for parent in module.ancestors(site.node):
+        if isinstance(parent, ast.Dict):
+            return site.expr.hop("this autocast is one of several in a table")
+        if isinstance(parent, ast.If | ast.IfExp) and child is not parent.test and not _is_device_test(parent.test):
+            return module.hop(parent.test, f"this autocast is chosen by `{module.text(parent.test)[:40]}`")
+        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+            return None
+        child = parent  # type: ignore[assignment]
+    return None
+
+
+def _is_device_test(test: ast.expr) -> bool:
+    """`device_type == "cpu"`, `"cuda" in device`, `torch.cuda.is_available()`."""
+    text = ast.unparse(test)
+    return "'cpu'" in text or "'cuda'" in text or "cuda.is_available" in text
 
 
 def _need_torch(site: Site, plan: _Plan) -> None:

@@ -41,6 +41,9 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
     if entry.options.precision == "keep":
         yield RULE.finding("done", place, "the precision is kept (--precision keep)")
         return
+    if entry.target.old_transformers:
+        yield RULE.finding("refused", place, entry.target.old_transformers)
+        return
     settings = list(trainer_settings(entry))
     if not settings:
         yield RULE.finding("refused", place, "the Trainer's arguments are not followed to TrainingArguments")

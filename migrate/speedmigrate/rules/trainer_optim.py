@@ -37,6 +37,10 @@ _SLOW = frozenset({"adamw_torch", "adamw_hf", "adamw_apex_fused"})
 def check(entry: EntryFacts) -> Iterator[Finding]:
     seen: set[int] = set()
     for settings in trainer_settings(entry):
+        if entry.target.old_transformers:
+            place = settings.loader.site.module.place(settings.loader.site.node)
+            yield RULE.finding("refused", place, entry.target.old_transformers)
+            return
         if id(settings.loader.site.node) not in seen:
             seen.add(id(settings.loader.site.node))
             yield from _findings(entry, settings)
