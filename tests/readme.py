@@ -26,7 +26,7 @@ def speedmigrate(*arguments: str) -> str:
 
 
 def _diff() -> str:
-    out = speedmigrate(SCRIPT, "--root", str(Path(SCRIPT).parent), "--only", "optimizer,compile", "--diff")
+    out = speedmigrate(SCRIPT, "--root", str(Path(SCRIPT).parent), "--diff")
     return f"```diff\n{out}```\n"
 
 

@@ -65,12 +65,13 @@ def _delete(blocks: Blocks, block: Block, gone: set[ast.stmt], *, alone: bool) -
 
 
 def _paragraph(blocks: Blocks, run: Sequence[Sequence[ast.stmt]]) -> Splice:
-    """Return the deletion of a run of lines; where they end a paragraph, the comment right above them goes too."""
+    """Return the deletion of a run of lines; where they end a paragraph (or a comment of what follows begins),
+    the comment right above them goes too."""
     text = blocks.source.text
     start = blocks.line_start(blocks.first(run[0][0]))
     end = blocks.line_end(blocks.last(run[-1][-1]))
     after = text[end : blocks.line_end(end)] if end < len(text) else ""
-    if after.strip():
+    if after.strip() and not after.lstrip(" \t").startswith("#"):
         return Splice(start, end, "")
     above = start
     while above > 0 and text[blocks.line_start(above - 1) : above].lstrip(" \t").startswith("#"):
@@ -78,7 +79,7 @@ def _paragraph(blocks: Blocks, run: Sequence[Sequence[ast.stmt]]) -> Splice:
     if above == start:
         return Splice(start, end, "")
     blank_above = above > 0 and not text[blocks.line_start(above - 1) : above].strip()
-    return Splice(above, end + (len(after) if blank_above else 0), "")
+    return Splice(above, end + (len(after) if blank_above and not after.strip() else 0), "")
 
 
 def _whole_line(blocks: Blocks, line: Sequence[ast.stmt]) -> Splice:

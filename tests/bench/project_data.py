@@ -1,6 +1,6 @@
 """Models and data on which the fixture projects are measured: their own texts at their real lengths, a larger model.
 
-The projects' `make_tiny.py` scale their lengths down; here the same templates and length lists are used unscaled.
+``python project_data.py PROJECT FOLDER NUM_SAMPLES``. The projects' `make_tiny.py` scale their lengths down; here the same templates and length lists are used unscaled.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,3 +130,14 @@ PLAIN_DDP = Workload(
     ),
 )
 WORKLOADS = (STAGE1, PLAIN_DDP)
+
+
+def main() -> None:
+    """Make a project's model and data; the pad id is the last thing printed."""
+    project, folder, num_samples = sys.argv[1:]
+    workload = next(workload for workload in WORKLOADS if workload.project == project)
+    print(workload.build(Path(folder), int(num_samples)))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,9 +2,9 @@
 
 By hand; the tests do not time anything. Each project is copied, migrated with the tool's own command in rungs, and
 every rung runs the user's script as it is under `stepper.py`. All rungs are alive at once and take turns step by step
-(A B C A B C ...), so a busy machine slows them alike; the clock is the process's CPU time. An epoch warms up (it
-compiles; its cost is told apart), the next one is measured whole, so that all rungs train on the same samples. The
-legacy script pads to one length: its steps cost alike, so one epoch is enough: its steps but two, at their median.
+(A B C A B C ...), so a busy machine slows them alike; the clock is the process's CPU time. What is compared is whole
+epochs of the same samples. Where batches are regrouped or layers compiled, one epoch warms up (its cost is told apart)
+and the next is measured. Elsewhere one epoch is enough: its first two steps stand at the others' time for a position.
 
 A rung's real tokens are the input positions that hold no padding. Where a script shifts its labels by itself
 (plain_ddp), dropping the last position costs a padded row a pad and an unpadded one its last token: the migrated rungs
@@ -33,8 +33,9 @@ from typing import Any
 
 from tests.bench.project_data import PROJECTS, WORKLOADS, Workload
 
+DATA = Path(__file__).with_name("project_data.py")
 STEPPER = Path(__file__).with_name("stepper.py")
-LEGACY_WARM_UP = 2
+EAGER_WARM_UP = 2
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
 
@@ -45,6 +46,11 @@ class Rung:
     name: str
     effects: tuple[str, ...]
     compile: bool = False
+
+    @property
+    def warms_up_an_epoch(self) -> bool:
+        """Whether its first epoch is not like the others."""
+        return self.compile or "order" in self.effects
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,9 @@ class Bench:
         self.workload, self.num_steps, self.num_epochs, self.threads = workload, num_steps, num_epochs, threads
         self.folder = folder
         (folder / "data").mkdir()
-        self.pad_id = workload.build(folder / "data", num_steps * workload.batch_size)
+        # In a process of its own: this one needs no torch.
+        build = [DATA, workload.project, folder / "data", num_steps * workload.batch_size]
+        self.pad_id = int(run([sys.executable, *map(str, build)], folder).split()[-1])
         self.notes: list[str] = []
 
     def measure(self) -> dict[Rung, Measured]:
@@ -146,7 +154,8 @@ class Bench:
 
     def _take_turns(self, processes: dict[Rung, Process]) -> None:
         rounds = self.num_steps * self.num_epochs
-        totals = {rung: rounds if rung.effects else self.num_steps - LEGACY_WARM_UP for rung in processes}
+        once = self.num_steps - EAGER_WARM_UP
+        totals = {rung: rounds if rung.warms_up_an_epoch else once for rung in processes}
         for number in range(rounds):
             for rung, process in processes.items():
                 # A rung with fewer steps than rounds is spread over all of them.
@@ -160,17 +169,17 @@ class Bench:
             process.step()
 
     def _num_warm_up(self, rung: Rung) -> int:
-        return self.num_steps if rung.effects else LEGACY_WARM_UP
+        return self.num_steps if rung.warms_up_an_epoch else EAGER_WARM_UP
 
     def _rungs(self) -> Iterator[Rung]:
-        found = self._effects_of_the_patch()
+        found, reasons = self._patch_as_reported()
         yield Rung("legacy", ())
         yield Rung("exact, eager", ("exact",))
         wider = ("exact", *(effect for effect in ("corrects", "order") if effect in found))
         yield Rung(f"+ {', '.join(wider[1:])}", wider)
         yield Rung("+ compile", wider, compile=True)
         if "precision" not in found:
-            self.notes.append("bf16: nothing to change, as the tool sees it (stage1's run script asks for it already)")
+            self.notes.append(f"bf16: the patch has none: {'; '.join(reasons)}")
         elif "avx512_bf16" not in cpu()["flags"]:
             self.notes.append("bf16: the patch has it, this CPU has no avx512_bf16")
         else:
@@ -181,10 +190,12 @@ class Bench:
             else:
                 self.notes.append(f"bf16: the patch has it, but on the CPU the script still computes in {dtype}")
 
-    def _effects_of_the_patch(self) -> set[str]:
-        self._copy("facts")
-        report = json.loads(self._tool("facts", "--format", "json"))
-        return {finding["effect"] for finding in report["findings"] if finding["status"] == "change"}
+    def _patch_as_reported(self) -> tuple[set[str], list[str]]:
+        """Return the effects of the whole patch, and what the tool says of the precision."""
+        self._copy("report")
+        report = json.loads(self._tool("report", "--format", "json"))
+        changes = [finding for finding in report["findings"] if finding["status"] == "change"]
+        return {change["effect"] for change in changes}, report["entries"][0]["verdicts"]["precision"]["reasons"]
 
     def _dtype(self, rung: Rung) -> str:
         with self._running(Rung(f"{rung.name}, probed", rung.effects)) as process:
@@ -221,10 +232,7 @@ class Bench:
 
     def _tool(self, name: str, *options: str) -> str:
         command = [sys.executable, "-m", "speedmigrate", self.workload.path, "--root", ".", *options]
-        done = subprocess.run(command, cwd=self.folder / name, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-        return done.stdout
+        return run(command, self.folder / name)
 
 
 @dataclass(frozen=True)
@@ -233,65 +241,55 @@ class Measured:
 
     Attributes:
         tokens_per_second: real tokens a CPU second, over whole epochs.
-        by_epoch: the same, epoch by epoch; none where an epoch's time is steps times the median.
+        epoch_s, warm_up_s: CPU seconds of a measured epoch and of what went before it, compiler included.
         step_s: median CPU seconds of a step.
         slots_per_token: positions computed for a real token.
         flops_per_token: of matrix products and attention.
         peak_bytes: resident memory.
-        warm_up_s: CPU seconds of the first epoch, compiler included; of the first steps of the legacy script.
-        epoch_s: CPU seconds of an epoch.
         loss: mean over the measured steps.
         num_bad_losses: how many of all steps had a loss that is not finite.
-        num_graphs, num_late_graphs: compiled in all, and during the measured epochs.
+        num_graphs, num_late_graphs: compiled in all, and while measured.
+        steps: width of the batch and CPU seconds of each measured step.
     """
 
     tokens_per_second: float
-    by_epoch: list[float]
+    epoch_s: float
+    warm_up_s: float
     step_s: float
     slots_per_token: float
     flops_per_token: float
     peak_bytes: int
-    warm_up_s: float
-    epoch_s: float
     loss: float
     num_bad_losses: int
     num_graphs: int
     num_late_graphs: int
-    num_steps: int
-    widths: list[int]
+    steps: list[tuple[int, float]]
 
     @classmethod
     def of(cls, steps: list[Step], num_warm_up: int, num_steps: int) -> Measured:
         """Sum up the steps of a rung."""
         before, after = steps[:num_warm_up], steps[num_warm_up:]
-        step_s = median(step.cpu_s for step in after)
         if num_warm_up < num_steps:
-            counted, epochs = steps[:num_steps], []
-            if len({step.slots for step in counted}) > 1:
-                raise RuntimeError(f"the legacy steps differ in slots: {[step.slots for step in counted]}")
-            epoch_s = step_s * num_steps
-            tokens_per_second = sum(step.real for step in counted) / epoch_s
+            counted, num_epochs = steps, 1
+            slots = sum(step.slots for step in after)
+            cpu_s = sum(step.cpu_s for step in after) * sum(step.slots for step in counted) / slots
         else:
-            counted = after
-            epochs = [after[start : start + num_steps] for start in range(0, len(after), num_steps)]
-            epoch_s = sum(step.cpu_s for step in after) / len(epochs)
-            tokens_per_second = sum(step.real for step in after) / sum(step.cpu_s for step in after)
+            counted, num_epochs = after, len(after) // num_steps
+            cpu_s = sum(step.cpu_s for step in after)
         real = sum(step.real for step in counted)
         return cls(
-            tokens_per_second=tokens_per_second,
-            by_epoch=[sum(step.real for step in epoch) / sum(step.cpu_s for step in epoch) for epoch in epochs],
-            step_s=step_s,
-            slots_per_token=sum(step.slots for step in counted) / real,
-            flops_per_token=sum(step.flops for step in counted[1:]) / sum(step.real for step in counted[1:]),
-            peak_bytes=max(step.peak_bytes for step in after),
+            tokens_per_second=real / cpu_s,
+            epoch_s=cpu_s / num_epochs,
             warm_up_s=sum(step.cpu_s for step in before) + before[-1].children_s,
-            epoch_s=epoch_s,
+            step_s=median(step.cpu_s for step in after),
+            slots_per_token=sum(step.slots for step in counted) / real,
+            flops_per_token=sum(step.flops for step in counted) / real,
+            peak_bytes=max(step.peak_bytes for step in after),
             loss=sum(step.loss for step in after) / len(after),
             num_bad_losses=sum(step.loss - step.loss != 0 for step in steps),
             num_graphs=steps[-1].graphs,
             num_late_graphs=steps[-1].graphs - before[-1].graphs,
-            num_steps=len(after),
-            widths=[step.width for step in after],
+            steps=[(step.width, step.cpu_s) for step in after],
         )
 
 
@@ -312,13 +310,21 @@ def table(measured: dict[Rung, Measured]) -> str:
 
 def compile_note(eager: Measured, compiled: Measured, num_steps: int) -> str:
     """Return what compiling costs, and after how many steps it has paid."""
-    cost_s = compiled.warm_up_s - compiled.epoch_s
+    cost_s = (compiled.warm_up_s - compiled.epoch_s) - (eager.warm_up_s - eager.epoch_s)
     saved_s = (eager.epoch_s - compiled.epoch_s) / num_steps
     pays = f"saves {saved_s * 1e3:.0f} CPU-ms a step: break-even after {cost_s / saved_s:.0f} steps"
     return (
         f"compile: {cost_s:.0f} CPU-s in the warm-up, {compiled.num_graphs} graphs, {compiled.num_late_graphs} of them "
         f"while measured; {pays if saved_s > 0 else f'does not pay here ({-saved_s * 1e3:.0f} CPU-ms a step slower)'}"
     )
+
+
+def run(command: Sequence[str], cwd: Path) -> str:
+    """Return what a command prints; if it fails, its output is the error."""
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    return done.stdout
 
 
 def cpu() -> dict[str, Any]:
@@ -355,8 +361,8 @@ def main() -> None:
     parser.add_argument("--project", choices=names, action="append", help="only this one; may be repeated")
     parser.add_argument("--json", type=Path, help="write the figures there, too")
     args = parser.parse_args()
-    if args.steps <= LEGACY_WARM_UP:
-        parser.error(f"--steps is {args.steps}; expected more than {LEGACY_WARM_UP}")
+    if args.steps <= EAGER_WARM_UP:
+        parser.error(f"--steps is {args.steps}; expected more than {EAGER_WARM_UP}")
 
     about = machine() | {"threads": args.threads, "load_before": os.getloadavg()}
     packages = ", ".join(f"{name} {about[name]}" for name in ("python", "torch", "transformers", "accelerate"))

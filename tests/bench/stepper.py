@@ -64,13 +64,14 @@ class Recorder:
         handle = register_module_forward_pre_hook(on_any_forward)
 
     def on_model(self, model: nn.Module) -> None:
-        """Hook the model's own forward from its second call on, and read what its steps cost."""
+        """Hook the model's own forward and read what its steps cost."""
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         depth = max(len(module) for module in model.modules() if isinstance(module, nn.ModuleList))
         head = linears[-1]
         weights = sum(linear.weight.numel() for linear in linears)
         self.cost = (weights, depth, head.in_features)
-        model.register_forward_pre_hook(self.on_forward, with_kwargs=True)
+        # Not a pre-hook: the first call, which is under way, would not see it.
+        model.register_forward_hook(self.on_forward, with_kwargs=True)
 
         def on_head(*_: Any) -> None:
             handle.remove()
@@ -79,14 +80,14 @@ class Recorder:
 
         handle = head.register_forward_pre_hook(on_head)
 
-    def on_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ids_BT = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+    def on_forward(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], __: Any) -> None:
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
         weights, depth, dim = self.cost
-        self.real += int((ids_BT != self.pad_id).sum())
-        self.slots += ids_BT.numel()
-        self.width = ids_BT.shape[1]
+        self.real += int((ids != self.pad_id).sum())
+        self.slots += ids.numel()
+        self.width = ids.shape[1]
         # Forward and backward as in the usual bounds: no credit for the causal half of the attention.
-        self.flops += ids_BT.numel() * (6 * weights + 12 * depth * dim * ids_BT.shape[1])
+        self.flops += ids.numel() * (6 * weights + 12 * depth * dim * ids.shape[1])
 
     def on_step(self) -> None:
         cpu = time.process_time() - self.start - self.saving

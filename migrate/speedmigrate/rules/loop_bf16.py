@@ -181,9 +181,10 @@ def _chosen(site: Site) -> Hop | None:
 
 
 def _is_device_test(test: ast.expr) -> bool:
-    """`device_type == "cpu"`, `"cuda" in device`, `torch.cuda.is_available()`."""
+    """`device_type == "cpu"`, `"cuda" in device`, `torch.cuda.is_available()`, the main guard: no choice of
+    precision."""
     text = ast.unparse(test)
-    return "'cpu'" in text or "'cuda'" in text or "cuda.is_available" in text
+    return "'cpu'" in text or "'cuda'" in text or "cuda.is_available" in text or "__name__" in text
 
 
 def _need_torch(site: Site, plan: _Plan) -> None:
