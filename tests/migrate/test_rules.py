@@ -20,7 +20,7 @@ import pytest
 
 from speedmigrate import cli
 from speedmigrate.analyse import BUG
-from speedmigrate.rule import load_rules
+from speedmigrate.rule import Example, Rule, load_rules
 from tests.migrate.fakes import write_files
 
 FOLDER = Path(__file__).parents[2] / "fixtures" / "rules"
@@ -171,3 +171,22 @@ def test_two_in_five_cases_are_keeps() -> None:
 def test_no_out_file_is_alone() -> None:
     outs = {path.name.removesuffix(".out.py") for path in FOLDER.glob("*/*.out.py")}
     assert outs == {path.name.removesuffix(".in.py") for path in FOLDER.glob("*/*.in.py")}
+
+
+EXAMPLES = [(rule, example) for rule in RULES.values() for example in rule.examples]
+
+
+@pytest.mark.parametrize(("rule", "example"), [pytest.param(r, e, id=f"{r.name}/{e.title}") for r, e in EXAMPLES])
+def test_example(rule: Rule, example: Example, root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_files(root, {SCRIPT: example.before})
+    only = ",".join((rule.name, *(PARTNERS.get(rule.name, ()) if example.after is not None else ())))
+    findings(capfd, "--only", only, "--write", "--allow-dirty")
+    assert files_of(root)[SCRIPT] == (example.before if example.after is None else example.after)
+
+
+def test_every_rule_has_an_example_of_each_kind() -> None:
+    for rule in RULES.values():
+        kinds = {example.after is None for example in rule.examples}
+        assert True in kinds, rule.name
+        # One rule only tells why nothing changes; FP8 asks for a word on the command line.
+        assert False in kinds or rule.name in {"dynamic_padding", "float8"}, rule.name

@@ -31,7 +31,7 @@ from speedmigrate.facts.places import anchor
 from speedmigrate.facts.syntax import call_argument
 from speedmigrate.facts.value import Const, Ext
 from speedmigrate.requirements import runtime_requirement
-from speedmigrate.rule import AddImport, Finding, Hop, Op, Place, Rule
+from speedmigrate.rule import AddImport, Example, Finding, Hop, Op, Place, Rule
 
 _KBIT_WORDS = ("load_in_8bit", "load_in_4bit", "quantization_config")
 
@@ -197,4 +197,49 @@ RULE = Rule(
     effect="exact",
     check=check,
     docs=__doc__,
+    examples=(
+        Example(
+            "before the optimizer",
+            before="""import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in torch.load("batches.pt"):
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+            after="""import torch
+from transformers import AutoModelForCausalLM
+from speedruntime import compile_layers
+
+model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
+compile_layers(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in torch.load("batches.pt"):
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        ),
+        Example(
+            "compiled already",
+            before="""import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
+model = torch.compile(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in torch.load("batches.pt"):
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+            after=None,
+        ),
+    ),
 )

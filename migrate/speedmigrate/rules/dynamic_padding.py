@@ -30,7 +30,7 @@ from speedmigrate.facts.padding import padded_datasets
 from speedmigrate.facts.rowvalue import Rows
 from speedmigrate.facts.syntax import own_nodes
 from speedmigrate.facts.value import Cls, Const
-from speedmigrate.rule import Finding, Hop, Place, Rule
+from speedmigrate.rule import Example, Finding, Hop, Place, Rule
 
 _STATIC = re.compile(
     r"""padding\s*=\s*["']max_length["']|pad_to_max_length|np\.pad\(|F\.pad\(|functional\.pad\(|\[\s*[\w.\[\]"']+\s*\]\s*\*\s*\(?\s*[\w.]*max"""
@@ -158,4 +158,34 @@ RULE = Rule(
     effect="exact",
     check=check,
     docs=__doc__,
+    examples=(
+        Example(
+            "fixed chunks",
+            before="""import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoModelForCausalLM
+
+
+class Chunks(Dataset):
+    def __init__(self, path, length):
+        self.data = np.memmap(path, dtype="uint16").reshape(-1, length)
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, i):
+        ids = torch.from_numpy(self.data[i].astype("int64"))
+        return {"input_ids": ids, "labels": ids.clone()}
+
+
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in DataLoader(Chunks("tokens.bin", 512), batch_size=8, shuffle=True):
+    model(**batch).loss.backward()
+    optimizer.step()
+""",
+            after=None,
+        ),
+    ),
 )

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.places import anchor
 from speedmigrate.requirements import runtime_requirement
-from speedmigrate.rule import AddImport, Finding, Place, Rule
+from speedmigrate.rule import AddImport, Example, Finding, Place, Rule
 from speedmigrate.rules import compile_layers
 
 
@@ -69,4 +69,18 @@ RULE = Rule(
     effect="precision",
     check=check,
     docs=__doc__,
+    examples=(
+        Example(
+            "nobody asked for it",
+            before="""from datasets import load_from_disk
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+arguments = TrainingArguments("out")
+trainer = Trainer(model=model, args=arguments, train_dataset=load_from_disk("rows"))
+trainer.train()
+""",
+            after=None,
+        ),
+    ),
 )

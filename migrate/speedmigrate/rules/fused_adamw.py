@@ -35,6 +35,7 @@ from speedmigrate.facts.value import Attr, Cls, Const, Display, Ext, Inst, Value
 from speedmigrate.requirements import runtime_requirement
 from speedmigrate.rule import (
     AddImport,
+    Example,
     Finding,
     InsertStatement,
     Op,
@@ -276,4 +277,46 @@ RULE = Rule(
     effect="exact",
     check=check,
     docs=__doc__,
+    examples=(
+        Example(
+            "torch.optim.AdamW",
+            before="""import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+for batch in torch.load("batches.pt"):
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+            after="""import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=next(model.parameters()).is_cuda)
+for batch in torch.load("batches.pt"):
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        ),
+        Example(
+            "foreach is set",
+            before="""import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+for batch in torch.load("batches.pt"):
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+            after=None,
+        ),
+    ),
 )

@@ -26,7 +26,7 @@ from speedmigrate.facts.loaders import Loader
 from speedmigrate.facts.padding import Contract, Padded, Served, contract, padded_datasets
 from speedmigrate.facts.value import Const, Ext, Inst
 from speedmigrate.requirements import runtime_requirement
-from speedmigrate.rule import AddImport, Finding, InsertStatement, Op, Place, Rule, Wrap
+from speedmigrate.rule import AddImport, Example, Finding, InsertStatement, Op, Place, Rule, Wrap
 from speedmigrate.rules.strip_padding import group_name
 
 
@@ -128,4 +128,105 @@ RULE = Rule(
     effect="order",
     check=check,
     docs=__doc__,
+    examples=(
+        Example(
+            "a shuffled loader",
+            before="""import torch
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+class Rows(Dataset):
+    def __init__(self, texts, tokenizer, max_length):
+        self.texts, self.tokenizer, self.max_length = texts, tokenizer, max_length
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, i):
+        ids = self.tokenizer.encode(self.texts[i])[: self.max_length]
+        gap = self.max_length - len(ids)
+        labels = ids + [-100] * gap
+        ids = ids + [self.tokenizer.pad_token_id] * gap
+        return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+
+
+tokenizer = AutoTokenizer.from_pretrained("gpt2")
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+rows = Rows(open("texts").readlines(), tokenizer, 512)
+loader = DataLoader(rows, batch_size=8, shuffle=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+""",
+            after="""import torch
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from speedruntime import PaddingCollator, lookahead
+
+
+class Rows(Dataset):
+    def __init__(self, texts, tokenizer, max_length):
+        self.texts, self.tokenizer, self.max_length = texts, tokenizer, max_length
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, i):
+        ids = self.tokenizer.encode(self.texts[i])[: self.max_length]
+        labels = ids
+        return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+
+
+tokenizer = AutoTokenizer.from_pretrained("gpt2")
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+rows = Rows(open("texts").readlines(), tokenizer, 512)
+loader = lookahead(DataLoader(rows, batch_size=8, shuffle=True, collate_fn=PaddingCollator(
+    {"input_ids": tokenizer.pad_token_id, "labels": -100},
+    add_attention_mask=True,
+)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+""",
+        ),
+        Example(
+            "a sequential loader",
+            before="""import torch
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+class Rows(Dataset):
+    def __init__(self, texts, tokenizer, max_length):
+        self.texts, self.tokenizer, self.max_length = texts, tokenizer, max_length
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, i):
+        ids = self.tokenizer.encode(self.texts[i])[: self.max_length]
+        gap = self.max_length - len(ids)
+        labels = ids + [-100] * gap
+        ids = ids + [self.tokenizer.pad_token_id] * gap
+        return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+
+
+tokenizer = AutoTokenizer.from_pretrained("gpt2")
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+rows = Rows(open("texts").readlines(), tokenizer, 512)
+loader = DataLoader(rows, batch_size=8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+""",
+            after=None,
+        ),
+    ),
 )

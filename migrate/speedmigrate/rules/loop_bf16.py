@@ -31,7 +31,7 @@ from speedmigrate.facts.padding import starters
 from speedmigrate.facts.syntax import call_argument
 from speedmigrate.facts.value import Const, Expr, Ext, Value
 from speedmigrate.launch.flags import set_flag
-from speedmigrate.rule import AddImport, Finding, Hop, Op, Place, Replace, Rule, SetKeyword
+from speedmigrate.rule import AddImport, Example, Finding, Hop, Op, Place, Replace, Rule, SetKeyword
 
 _AUTOCAST = frozenset(
     {"torch.cuda.amp.autocast", "torch.amp.autocast", "torch.autocast", "torch.cuda.amp.autocast_mode.autocast"}
@@ -314,4 +314,52 @@ RULE = Rule(
     effect="precision",
     check=check,
     docs=__doc__,
+    examples=(
+        Example(
+            "autocast without a dtype",
+            before="""import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+scaler = torch.cuda.amp.GradScaler()
+for batch in torch.load("batches.pt"):
+    with torch.cuda.amp.autocast():
+        loss = model(**batch).loss
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+            after="""import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+scaler = torch.cuda.amp.GradScaler(enabled=False)
+for batch in torch.load("batches.pt"):
+    with torch.cuda.amp.autocast(dtype=torch.bfloat16):
+        loss = model(**batch).loss
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        ),
+        Example(
+            "bfloat16 already",
+            before="""import torch
+from transformers import AutoModelForCausalLM
+
+model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+scaler = torch.cuda.amp.GradScaler()
+for batch in torch.load("batches.pt"):
+    with torch.cuda.amp.autocast(dtype=torch.bfloat16):
+        loss = model(**batch).loss
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+            after=None,
+        ),
+    ),
 )

@@ -216,35 +216,101 @@ RULE = Rule(
     docs=__doc__,
     examples=(
         Example(
-            "right padding, dict rows, HF Trainer",
+            "right padding, labels of -100",
             before="""import torch
-from torch.utils.data import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, default_data_collator
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class Rows(Dataset):
-    def __init__(self, rows, tokenizer, max_length):
-        self.rows, self.tokenizer, self.max_length = rows, tokenizer, max_length
+    def __init__(self, texts, tokenizer, max_length):
+        self.texts, self.tokenizer, self.max_length = texts, tokenizer, max_length
 
     def __len__(self):
-        return len(self.rows)
+        return len(self.texts)
 
     def __getitem__(self, i):
-        ids = self.tokenizer(self.rows[i])["input_ids"][: self.max_length]
+        ids = self.tokenizer.encode(self.texts[i])[: self.max_length]
         gap = self.max_length - len(ids)
         labels = ids + [-100] * gap
         ids = ids + [self.tokenizer.pad_token_id] * gap
         return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
 
 
-def main():
-    tokenizer = AutoTokenizer.from_pretrained("gpt2")
-    model = AutoModelForCausalLM.from_pretrained("gpt2")
-    data = Rows(["a", "b"], tokenizer, 64)
-    Trainer(model=model, args=TrainingArguments("out"), train_dataset=data, data_collator=default_data_collator).train()
+tokenizer = AutoTokenizer.from_pretrained("gpt2")
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+rows = Rows(open("texts").readlines(), tokenizer, 512)
+loader = DataLoader(rows, batch_size=8, shuffle=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+""",
+            after="""import torch
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from speedruntime import PaddingCollator
 
 
-main()
+class Rows(Dataset):
+    def __init__(self, texts, tokenizer, max_length):
+        self.texts, self.tokenizer, self.max_length = texts, tokenizer, max_length
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, i):
+        ids = self.tokenizer.encode(self.texts[i])[: self.max_length]
+        labels = ids
+        return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+
+
+tokenizer = AutoTokenizer.from_pretrained("gpt2")
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+rows = Rows(open("texts").readlines(), tokenizer, 512)
+loader = DataLoader(rows, batch_size=8, shuffle=True, collate_fn=PaddingCollator(
+    {"input_ids": tokenizer.pad_token_id, "labels": -100},
+    add_attention_mask=True,
+))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
+""",
+        ),
+        Example(
+            "labels of the pad id count in the loss",
+            before="""import torch
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+class Rows(Dataset):
+    def __init__(self, texts, tokenizer, max_length):
+        self.texts, self.tokenizer, self.max_length = texts, tokenizer, max_length
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, i):
+        ids = self.tokenizer.encode(self.texts[i])[: self.max_length]
+        gap = self.max_length - len(ids)
+        labels = ids + [self.tokenizer.pad_token_id] * gap
+        ids = ids + [self.tokenizer.pad_token_id] * gap
+        return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+
+
+tokenizer = AutoTokenizer.from_pretrained("gpt2")
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+rows = Rows(open("texts").readlines(), tokenizer, 512)
+loader = DataLoader(rows, batch_size=8, shuffle=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in loader:
+    loss = model(**batch).loss
+    loss.backward()
+    optimizer.step()
 """,
             after=None,
         ),

@@ -30,7 +30,7 @@ from speedmigrate.facts.value import Const, Ext
 from speedmigrate.launch.find import Launch
 from speedmigrate.launch.flags import replace_flag, set_flag
 from speedmigrate.launch.jsonfile import rename_json, set_json
-from speedmigrate.rule import Finding, Hop, Op, Place, RemoveKeyword, Rule, SetKeyword
+from speedmigrate.rule import Example, Finding, Hop, Op, Place, RemoveKeyword, Rule, SetKeyword
 
 
 def check(entry: EntryFacts) -> Iterator[Finding]:
@@ -235,4 +235,37 @@ RULE = Rule(
     effect="precision",
     check=check,
     docs=__doc__,
+    examples=(
+        Example(
+            "float16 in the arguments",
+            before="""from datasets import load_from_disk
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+arguments = TrainingArguments("out", fp16=True)
+trainer = Trainer(model=model, args=arguments, train_dataset=load_from_disk("rows"))
+trainer.train()
+""",
+            after="""from datasets import load_from_disk
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+arguments = TrainingArguments("out", bf16=True)
+trainer = Trainer(model=model, args=arguments, train_dataset=load_from_disk("rows"))
+trainer.train()
+""",
+        ),
+        Example(
+            "bfloat16 already",
+            before="""from datasets import load_from_disk
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+arguments = TrainingArguments("out", bf16=True)
+trainer = Trainer(model=model, args=arguments, train_dataset=load_from_disk("rows"))
+trainer.train()
+""",
+            after=None,
+        ),
+    ),
 )

@@ -28,7 +28,7 @@ from speedmigrate.facts.syntax import call_argument, has_spread
 from speedmigrate.facts.value import Const, Expr
 from speedmigrate.launch.find import Launch
 from speedmigrate.launch.flags import set_flag
-from speedmigrate.rule import Finding, InsertStatement, Op, Replace, Rule, SetKeyword
+from speedmigrate.rule import Example, Finding, InsertStatement, Op, Replace, Rule, SetKeyword
 
 FUSED = "adamw_torch_fused"
 _SLOW = frozenset({"adamw_torch", "adamw_hf", "adamw_apex_fused"})
@@ -194,4 +194,37 @@ RULE = Rule(
     effect="exact",
     check=check,
     docs=__doc__,
+    examples=(
+        Example(
+            "adamw_torch in the arguments",
+            before="""from datasets import load_from_disk
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+arguments = TrainingArguments("out", optim="adamw_torch")
+trainer = Trainer(model=model, args=arguments, train_dataset=load_from_disk("rows"))
+trainer.train()
+""",
+            after="""from datasets import load_from_disk
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+arguments = TrainingArguments("out", optim="adamw_torch_fused")
+trainer = Trainer(model=model, args=arguments, train_dataset=load_from_disk("rows"))
+trainer.train()
+""",
+        ),
+        Example(
+            "another optimizer",
+            before="""from datasets import load_from_disk
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("gpt2")
+arguments = TrainingArguments("out", optim="adafactor")
+trainer = Trainer(model=model, args=arguments, train_dataset=load_from_disk("rows"))
+trainer.train()
+""",
+            after=None,
+        ),
+    ),
 )
