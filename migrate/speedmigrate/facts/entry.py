@@ -232,7 +232,7 @@ def _has_main(module: Module) -> bool:
             return True
         if isinstance(node, ast.For | ast.While | ast.With):
             return True
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             return True
     return False
 
