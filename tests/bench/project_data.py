@@ -1,6 +1,7 @@
 """Models and data on which the fixture projects are measured: their own texts at their real lengths, a larger model.
 
-``python project_data.py PROJECT FOLDER NUM_SAMPLES``. The projects' `make_tiny.py` scale their lengths down; here the same templates and length lists are used unscaled.
+``python project_data.py PROJECT FOLDER NUM_SAMPLES``. The projects' `make_tiny.py` scale their lengths down; here the
+same templates and length lists are used unscaled.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Workload:
         max_length: in tokens, what the legacy script pads to.
         build: makes model and data in a folder for a number of samples, returns the pad id.
         flags: of the script; ``{data}`` is that folder, ``{out}`` one for output, ``{epochs}`` the epochs to train.
+        bf16_flags: those with which the script itself computes in bfloat16.
     """
 
     project: str
@@ -38,13 +40,14 @@ class Workload:
     max_length: int
     build: Callable[[Path, int], int]
     flags: tuple[str, ...]
+    bf16_flags: tuple[str, ...] = ()
 
 
 def _make_tiny(project: str) -> Any:
     spec = importlib.util.spec_from_file_location(f"{project}_make_tiny", PROJECTS / project / "make_tiny.py")
     assert spec
     assert spec.loader
-    module = importlib.util.module_from_spec(spec)
+    module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.SCALE = 1.0
     return module
@@ -115,6 +118,7 @@ STAGE1 = Workload(
         *("--adam_beta2", "0.95", "--lr_scheduler_type", "cosine", "--logging_steps", "1", "--seed", "42"),
         *("--save_strategy", "no", "--report_to", "none", "--use_cpu", "True"),
     ),
+    bf16_flags=("--bf16", "True"),
 )
 PLAIN_DDP = Workload(
     "plain_ddp",

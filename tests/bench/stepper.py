@@ -40,7 +40,7 @@ class Recorder:
 
     def watch(self) -> None:
         """Hook what every script goes through: the model's forward, the loss's backward, the optimizer's step."""
-        register_optimizer_step_post_hook(lambda *_: self.on_step())
+        register_optimizer_step_post_hook(lambda *_: self.on_step())  # type: ignore[no-untyped-call]
         backward, save = torch.Tensor.backward, torch.save
 
         def recorded_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
@@ -52,7 +52,8 @@ class Recorder:
             save(*args, **kwargs)
             self.saving += time.process_time() - before
 
-        torch.Tensor.backward, torch.save = recorded_backward, recorded_save
+        torch.Tensor.backward = recorded_backward  # type: ignore[method-assign,assignment]
+        torch.save = recorded_save
 
         # A global hook would be in the way of the compiler: it goes once it has seen the model.
         def on_any_forward(module: nn.Module, _: Any) -> None:

@@ -21,11 +21,6 @@ _WRAPPERS = {
     "convert_sync_batchnorm": "module", "BetterTransformer.transform": "model",
 }  # fmt: skip
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
-_POOLS = frozenset(
-    "Conv1d Conv2d ConvTranspose1d BatchNorm1d MaxPool1d AvgPool1d AdaptiveAvgPool1d AdaptiveMaxPool1d LSTM GRU RNN "
-    "InstanceNorm1d GroupNorm".split()
-)
-_POOL_CALLS = frozenset("max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d conv1d interpolate".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +78,7 @@ def _unwrap(values: Values, value: Value, wrappers: tuple[str, ...], depth: int)
     yield Model(value, wrappers)
 
 
-def width_problems(values: Values, model: Model) -> tuple[tuple[Hop, ...], Hop | None]:
-    """Read the forward of a model of the root.
-
-    Returns:
-        What would change with the padded width, and the place that makes it causal (None where none is seen).
-    """
-    if not (isinstance(model.value, Inst) and isinstance(model.value.of, Cls)):
-        where = model.value.hop if isinstance(model.value, Unknown) else Hop("", 0, "")
-        return (Hop(where.path, where.line, f"{model.name} cannot be read"),), None
-    problems: list[Hop] = []
-    causal: Hop | None = None
-    for cls in _classes(values, model.value.of):
-        found, place = _read_class(values, cls)
-        problems += found
-        causal = causal or place
-    return tuple(problems), causal
-
-
-def _classes(values: Values, cls: Cls) -> list[Cls]:
+def model_classes(values: Values, cls: Cls) -> list[Cls]:
     """Return the class, its bases and the classes of the root that its code builds or calls."""
     found: list[Cls] = []
     queue: list[Cls] = [cls]
@@ -117,92 +94,6 @@ def _classes(values: Values, cls: Cls) -> list[Cls]:
                     if isinstance(callee, Cls):
                         queue.append(callee)
     return found
-
-
-def _read_class(values: Values, cls: Cls) -> tuple[list[Hop], Hop | None]:
-    problems: list[Hop] = []
-    causal: Hop | None = None
-    inference = {"generate", "sample", "configure_optimizers", "estimate_mfu", "stream_generate", "_stream_generate"}
-    for function in cls.node.body:
-        if not isinstance(function, FunctionNode) or function.name in inference:
-            continue
-        for node in own_nodes(function):
-            if _is_causal(node):
-                causal = causal or cls.module.hop(node, f"{cls.node.name} attends to earlier positions only")
-            why = _width_use(values, cls, function, node)
-            if why:
-                problems.append(cls.module.hop(node, f"{why}: {cls.module.text(node)[:60]}"))
-    return problems, causal
-
-
-def _is_causal(node: ast.AST) -> bool:
-    if isinstance(node, ast.keyword):
-        return node.arg in {"is_causal", "causal"} and not (
-            isinstance(node.value, ast.Constant) and not node.value.value
-        )
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in {"tril", "triu"}
-
-
-def _width_use(values: Values, cls: Cls, function: FunctionNode, node: ast.AST) -> str:
-    if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in _POOLS | _POOL_CALLS:
-            return "mixes neighbouring positions or averages over them"
-        if name in {"mean", "sum", "max", "min", "softmax", "norm", "std", "var"} and function.name != "__init__":
-            return _over_positions(node, name)
-    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and function.name != "__init__":
-        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else []
-        if len(parts) >= 2 and _is_everything(parts[0]) and _is_last(parts[1]) and not _is_inference(cls, node):
-            return "takes the last position, which is a pad today"
-    return ""
-
-
-def _over_positions(node: ast.Call, name: str) -> str:
-    """Say whether a reduction is over the positions; over the last dimension it is not."""
-    position = 1 if isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") in {"torch", "F"} else 0
-    dim = call_argument(node, position, "dim")
-    if dim is None and name == "softmax":
-        return ""
-    text = "" if dim is None else ast.unparse(dim)
-    if text in {"1", "-2"}:
-        return "reduces over the positions"
-    if text == "" and name in {"mean"}:
-        return "averages over everything"
-    return ""
-
-
-def _is_everything(node: ast.expr) -> bool:
-    return isinstance(node, ast.Slice) and node.lower is None and node.upper is None
-
-
-def _is_last(node: ast.expr) -> bool:
-    if isinstance(node, ast.List) and len(node.elts) == 1:
-        node = node.elts[0]
-    return isinstance(node, ast.UnaryOp) and ast.unparse(node) == "-1"
-
-
-def _is_inference(cls: Cls, node: ast.AST) -> bool:
-    """Whether a use stands in the branch that runs without targets (`if targets is not None: ... else: here`)."""
-    child = node
-    for parent in cls.module.ancestors(node):
-        if isinstance(parent, ast.If):
-            test = ast.unparse(parent.test)
-            wanted = any(word in test for word in ("targets", "labels"))
-            if wanted and (
-                ("is not None" in test and child in parent.orelse) or ("is None" in test and child in parent.body)
-            ):
-                return True
-        child = parent
-    return False
-
-
-def forward_parameters(values: Values, model: Model) -> tuple[str, ...]:
-    """Return the parameter names of the forward of a model of the root."""
-    if isinstance(model.value, Inst) and isinstance(model.value.of, Cls):
-        func = values.method(model.value.of, "forward")
-        if func is not None:
-            return tuple(a.arg for a in (*func.node.args.args[1:], *func.node.args.kwonlyargs))
-    return ()
 
 
 def forward(values: Values, model: Model, call: Expr) -> tuple[Func, Frame] | None:
@@ -221,7 +112,7 @@ def repeated_layers(values: Values, model: Model) -> Iterator[Hop]:
         where = model.value.hop if isinstance(model.value, Unknown) else None
         yield where or Hop("", 0, f"{model.name} is not a model of transformers or of this repository")
         return
-    classes = _classes(values, model.value.of)
+    classes = model_classes(values, model.value.of)
     lists = False
     for cls in classes:
         for node in ast.walk(cls.node):

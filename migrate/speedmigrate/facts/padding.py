@@ -11,8 +11,9 @@ from speedmigrate.facts.batches import read_compute_loss, read_loops
 from speedmigrate.facts.carry import carry
 from speedmigrate.facts.collates import stacks
 from speedmigrate.facts.entry import EntryFacts, looks_like_entry
+from speedmigrate.facts.forwards import width_problems
 from speedmigrate.facts.loaders import Loader, loaders, sources
-from speedmigrate.facts.models import Model, models, width_problems
+from speedmigrate.facts.models import Model, models
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.rowvalue import Record, Rows, Run, Seq, Side
 from speedmigrate.facts.tracks import Pads, Use

@@ -41,7 +41,9 @@ def reaching(module: Module, scope: ScopeNode, name: str, use: ast.AST | None) -
     """Return the bindings of `name` in `scope` that reach `use` (None: the end of the scope)."""
     if name not in module.bound(scope):
         return frozenset()
-    statement = module.statement(use) if isinstance(use, ast.expr) else use
+    statement: ast.AST | None = module.statement(use) if isinstance(use, ast.expr) else use
+    if hasattr(statement, "body"):
+        statement = use  # in the head of a compound statement, where what reaches differs from its body
     key = (scope, name, statement)
     if key not in module.reached:
         module.reached[key] = _reaching(module, scope, name, statement)
