@@ -68,6 +68,7 @@ class Measured:
         loss: mean over the first epoch, which all rungs train alike.
         num_bad_losses: how many of all steps had a loss that is not finite.
         num_graphs, num_late_graphs: compiled in all, and while measured.
+        dtype: of the matrix products.
         steps: width of the batch and CPU seconds of each measured step.
     """
 
@@ -82,6 +83,7 @@ class Measured:
     num_bad_losses: int
     num_graphs: int
     num_late_graphs: int
+    dtype: str
     steps: list[tuple[int, float]]
 
     @classmethod
@@ -108,6 +110,7 @@ class Measured:
             num_bad_losses=sum(step.loss - step.loss != 0 for step in steps),
             num_graphs=steps[-1].graphs,
             num_late_graphs=steps[-1].graphs - before[-1].graphs,
+            dtype=after[-1].dtype,
             steps=[(step.width, step.cpu_s) for step in after],
         )
 

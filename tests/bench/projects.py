@@ -95,7 +95,8 @@ def main() -> None:
         compiled = next(rung for rung in measured if rung.compile)
         eager = next(row for rung, row in measured.items() if rung.effects == compiled.effects and not rung.compile)
         notes = [compile_note(eager, measured[compiled], args.steps), *bench.notes]
-        print(f"**{workload.project}**, max_length {workload.max_length}, batch {workload.batch_size}\n")
+        dtypes = ", ".join(dict.fromkeys(row.dtype for row in measured.values()))
+        print(f"**{workload.project}**, max_length {workload.max_length}, batch {workload.batch_size}, {dtypes}\n")
         print(table(measured) + "\n\n" + "\n".join(f"- {note}" for note in notes) + "\n", flush=True)
         results[workload.project] = {"rungs": {r.name: asdict(row) for r, row in measured.items()}, "notes": notes}
     about["load_after"] = os.getloadavg()

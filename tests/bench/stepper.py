@@ -40,7 +40,7 @@ class Recorder:
 
     def watch(self) -> None:
         """Hook what every script goes through: the model's forward, the loss's backward, the optimizer's step."""
-        register_optimizer_step_post_hook(lambda *_: self.on_step())  # type: ignore[no-untyped-call]
+        register_optimizer_step_post_hook(lambda *_: self.on_step())
         backward, save = torch.Tensor.backward, torch.save
 
         def recorded_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:

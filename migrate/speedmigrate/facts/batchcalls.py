@@ -34,11 +34,17 @@ class Calls(Expressions):
         arguments = [self.eval(a.value if isinstance(a, ast.Starred) else a) for a in node.args]
         arguments += [self.eval(keyword.value) for keyword in node.keywords]
         if not any(arguments):
+            for callee in callees:
+                if isinstance(callee, Func) and callee.module is self.module and self.frame == callee.outer:
+                    self.closure(callee.node)
             return None
         if self.is_model(node, arguments):
             return self.run_model(node)
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in _FREE_CALLS or name in {"len", "isinstance"}:
+        if name == "len" and len(arguments) == 1:
+            only = single(arguments[0])
+            return Track("width") if only is not None and only.kind not in {"field", "batch"} else None
+        if name in _FREE_CALLS or name == "isinstance":
             return None
         if len(callees) == 1 and isinstance(callees[0], Func) and self.depth < 3:
             return self.inline(node, callees)
@@ -57,8 +63,11 @@ class Calls(Expressions):
             for c in callees
             if isinstance(c, Inst) and isinstance(c.of, Ext) and c.of.name == "torch.nn.CrossEntropyLoss"
         ]
-        if made and len(made) == len(callees) and isinstance(made[0].call.node, ast.Call):
-            return self.cross_entropy(node, made[0].call.node, 0)
+        if made and len(made) == len(callees):
+            results = [self.cross_entropy(node, m.call.node, 0) for m in made if isinstance(m.call.node, ast.Call)]
+            if len(set(results)) > 1:
+                self.problem(node, "the loss is one of several that differ")
+            return results[0] if results else NotImplemented
         if names == {"torch.sum"} and node.args:
             return self.total(single(self.eval(node.args[0])), node)
         if names == {"torch.mean"} and node.args:
@@ -109,7 +118,9 @@ class Calls(Expressions):
             if not value.masked:
                 self.problem(node, "the losses of pads are added up")
             return Track("total", value.key)
-        if value.kind in {"field", "flat"}:
+        if value.kind in {"field", "flat", "mask"}:
+            if value.kind != "mask" and value.key is not None and self.pads[value.key].constant not in {0}:
+                self.problem(node, "pads are added up")
             return Track("count", value.key)
         self.touch(value, node)
         return None
@@ -138,6 +149,8 @@ class Calls(Expressions):
             return self.flatten(node, base)
         if name == "size":
             return self.size(node, base)
+        if name in {"numel", "nelement"}:
+            return Track("width", base.key)
         if name == "sum":
             return self.total(base, node)
         if name == "mean":
@@ -165,13 +178,13 @@ class Calls(Expressions):
         return None
 
     def size(self, node: ast.Call, base: Track) -> Track | None:
-        if (
-            node.args
-            and ast.unparse(node.args[0]) in {"0", "-1"}
-            and (base.kind == "logits" or ast.unparse(node.args[0]) == "0")
-        ):
+        """The number of rows is free, the vocabulary too; anything else is the padded width."""
+        which = ast.unparse(node.args[0]) if node.args else ""
+        if which == "0" and base.kind in {"field", "logits"}:
             return None
-        return replace(base, kind="width")
+        if which in {"-1", "2"} and base.kind == "logits":
+            return None
+        return Track("width", "logits" if base.kind == "logits" else base.key, cut=base.kind in {"flat", "losses"})
 
     def is_model(self, node: ast.Call, arguments: list[Tracked]) -> bool:
         found = self.models_of(node)
@@ -193,11 +206,23 @@ class Calls(Expressions):
             if keyword.arg is None and isinstance(self.eval(keyword.value), Track):
                 self.use.added_keys = True
         if found[0].is_transformers:
+            self.mask_given(node)
             labels = call_argument(node, None, "labels")
             if labels is not None and isinstance(given := self.eval(labels), Track) and given.key is not None:
                 self.use.counted.setdefault(given.key, self.module.hop(node, "the labels of the model"))
             return Track("output", model=found[0])
         return self.inside(node, found[0])
+
+    def mask_given(self, node: ast.Call) -> None:
+        """Note whether the model gets the batch's own mask; a mask made here would keep the old width."""
+        whole = any(k.arg is None and isinstance(self.eval(k.value), Track) for k in node.keywords)
+        given = call_argument(node, 1, "attention_mask")
+        if given is None:
+            self.use.masked = self.use.masked or whole
+        elif single(self.eval(given)) is not None and not whole:
+            self.use.masked = True
+        else:
+            self.problem(node, "the attention mask is made in the loop")
 
     def inside(self, node: ast.Call, model: Model) -> Tracked:
         """Follow the fields that a model of the root gets: those that its loss uses are read there."""

@@ -14,7 +14,7 @@ from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.loaders import Loader
 from speedmigrate.facts.models import Model
 from speedmigrate.facts.module import FunctionNode
-from speedmigrate.facts.reaching import targets
+from speedmigrate.facts.reaching import reaching, targets
 from speedmigrate.facts.syntax import own_nodes
 from speedmigrate.facts.tracks import Key, Pads, Track, Tracked, Use, said
 from speedmigrate.facts.value import Attr, Expr, Ext, Frame, Func, Inst, Item, Result, Value
@@ -42,6 +42,8 @@ def read_loops(entry: EntryFacts, loader: Loader, pads: Mapping[Key, Pads]) -> U
                     reader = _Reader(entry.values, use, pads, loader.site.expr, module, frame)
                     reader.bind(node, entry.values.of(expr))
                     reader.block(node.body)
+                    reader.block(node.orelse)
+                    reader.after(scope, node)
     return use
 
 
@@ -105,6 +107,16 @@ class _Reader(Calls):
                 rest = path[len(prefix) :]
                 self.env[name] = Track("batch") if not rest else self.member(rest[0])
 
+    def after(self, scope: ast.AST, loop: ast.For | ast.AsyncFor) -> None:
+        """Batch data that a name still holds behind the loop is read in a way that is not followed."""
+        inside = set(ast.walk(loop))
+        for node in own_nodes(scope):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and self.env.get(node.id) is not None:
+                if node not in inside:
+                    found = reaching(self.module, self.module.scope(node), node.id, node)
+                    if any(binding.node in inside for binding in found):
+                        self.problem(node, "batch data is read behind the loop")
+
     def block(self, body: list[ast.stmt]) -> None:
         for node in body:
             self.statement(node)
@@ -123,20 +135,35 @@ class _Reader(Calls):
         elif isinstance(node, ast.Return):
             self.out.append(None if node.value is None else self.eval(node.value))
         elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            return
+            self.closure(node)
+        elif isinstance(node, ast.If):
+            self.branch(node)
         else:
             self.compound(node)
 
     def compound(self, node: ast.stmt) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
-                self.touch(self.eval(child), child, free=isinstance(node, ast.If | ast.Expr | ast.Assert | ast.While))
+                self.touch(self.eval(child), child, free=isinstance(node, ast.Expr))
             elif isinstance(child, ast.withitem):
                 self.eval(child.context_expr)
         for name in ("body", "orelse", "finalbody"):
             self.block(getattr(node, name, None) or [])
         for handler in getattr(node, "handlers", ()):
             self.block(handler.body)
+
+    def branch(self, node: ast.If) -> None:
+        """Read both branches; a name that stands for batch data after either stands for it afterwards."""
+        self.touch(self.eval(node.test), node.test)
+        before = dict(self.env)
+        self.block(node.body)
+        after, self.env = self.env, before
+        self.block(node.orelse)
+        for name in {*after, *self.env}:
+            one, other = after.get(name), self.env.get(name)
+            if one is not None and other is not None and one != other:
+                self.problem(node, f"`{name}` is different batch data in the two branches")
+            self.env[name] = one if one is not None else other
 
     def store(self, target: ast.expr, value: Tracked, node: ast.AST) -> None:
         if isinstance(target, ast.Name):
@@ -155,5 +182,12 @@ class _Reader(Calls):
                 self.store(element, part, node)
         else:
             owner = self.eval(target.value) if isinstance(target, ast.Subscript | ast.Attribute) else None
+            key = (
+                target.slice.value
+                if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant)
+                else None
+            )
+            if isinstance(owner, Track) and owner.kind == "batch" and key == "attention_mask" and value is None:
+                self.problem(target, "the attention mask is made in the loop")
             if not (isinstance(owner, Track) and owner.kind == "batch"):
                 self.touch(value, node)

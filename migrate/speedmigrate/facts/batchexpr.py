@@ -6,11 +6,12 @@ import ast
 from collections.abc import Mapping
 from dataclasses import replace
 
+from speedmigrate.facts.carry import carry
 from speedmigrate.facts.models import Model
 from speedmigrate.facts.module import Module
 from speedmigrate.facts.reaching import targets
 from speedmigrate.facts.tracks import Key, Pads, Track, Tracked, Use, is_own, said, single
-from speedmigrate.facts.value import Expr, Frame
+from speedmigrate.facts.value import Attr, Const, Expr, Frame, Inst, Item, Result, Value
 from speedmigrate.facts.values import Values
 
 SAME = frozenset("to cuda cpu contiguous long int float clone detach type view_as npu half bool".split())
@@ -74,12 +75,57 @@ class Expressions:
         if isinstance(node, ast.IfExp):
             body, orelse = self.eval(node.body), self.eval(node.orelse)
             return body if body is not None else orelse
-        if isinstance(node, ast.Compare | ast.BoolOp | ast.JoinedStr | ast.Constant | ast.Lambda):
+        if isinstance(node, ast.Compare):
+            return self.compare(node)
+        if isinstance(node, ast.JoinedStr | ast.Constant):
+            return None
+        if isinstance(node, ast.Lambda):
+            self.closure(node)
             return None
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
                 self.touch(self.eval(child), node)
         return None
+
+    def compare(self, node: ast.Compare) -> Track | None:
+        """`targets != pad` is a mask that is false on pads; any other comparison of batch data is not followed."""
+        left, right = single(self.eval(node.left)), single(self.eval(node.comparators[0]))
+        tracked = [value for value in (left, right) if value is not None and value.kind not in {"count", "total"}]
+        if not tracked:
+            return None
+        field = left if left is not None and left.kind in {"field", "flat"} else None
+        if field is not None and right is None and len(node.ops) == 1 and isinstance(node.ops[0], ast.NotEq):
+            assert field.key is not None
+            if self.is_pad(field.key, node.comparators[0]):
+                return Track("mask", field.key, cut=field.cut)
+        self.problem(node, "batch data or its width is compared in a way that is not followed")
+        return None
+
+    def is_pad(self, key: Key, node: ast.expr) -> bool:
+        """Whether an expression is what a field is padded with."""
+        value = self.values.one(Expr(self.module, node, self.frame))
+        if isinstance(value, Const):
+            return value.value is not None and value.value == self.pads[key].constant
+        code = carry(self.values, Expr(self.module, node, self.frame), self.loader)
+        return code is not None and code == self.pads[key].code
+
+    def divides(self, node: ast.AST) -> bool:
+        """Whether the divisor of a summed loss is a plain number or setting."""
+        return isinstance(node, ast.BinOp) and self.is_plain(node.right)
+
+    def closure(self, node: ast.AST) -> None:
+        """A function made inside the loop that reads batch data runs where it is not followed."""
+        for child in ast.walk(node):
+            if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load) and self.env.get(child.id) is not None:
+                self.problem(child, "a nested function reads batch data")
+                return
+
+    def is_plain(self, node: ast.expr) -> bool:
+        """Whether an operand is a plain number: a constant, a setting, or arithmetic on such."""
+        if isinstance(node, ast.BinOp):
+            return self.is_plain(node.left) and self.is_plain(node.right)
+        values = self.values.of(Expr(self.module, node, self.frame))
+        return all(isinstance(value, Const) or _is_setting(value) for value in values)
 
     def attribute(self, node: ast.Attribute) -> Track | None:
         base = single(self.eval(node.value))
@@ -92,7 +138,7 @@ class Expressions:
         if base.kind == "batch":
             return self.member(node.attr)
         if node.attr == "shape":
-            return Track("width", "logits" if base.kind == "logits" else base.key)
+            return Track("width", "logits" if base.kind == "logits" else base.key, cut=base.kind in {"flat", "losses"})
         if node.attr in {"device", "dtype", "data"}:
             return base if node.attr == "data" else None
         self.touch(base, node)
@@ -118,7 +164,9 @@ class Expressions:
             base = replace(base, kind="logits")
         if base.kind == "output":
             return self.of_output(base, str(key), node)
-        if base.kind == "width" and (key == 0 or (base.key == "logits" and ast.unparse(node.slice) in {"-1", "2"})):
+        if base.kind == "width" and base.key == "logits" and ast.unparse(node.slice) in {"-1", "2"}:
+            return None
+        if base.kind == "width" and key == 0 and not base.cut:
             return None
         if base.kind in {"field", "logits"}:
             return self.shifted(node, base)
@@ -159,14 +207,23 @@ class Expressions:
             return single(self.divide(left, right, node))
         if isinstance(node.op, ast.Mult):
             for loss, mask in ((left, right), (right, left)):
-                if loss is not None and loss.kind == "losses" and mask is not None and mask.kind in {"field", "flat"}:
+                if (
+                    loss is not None
+                    and loss.kind == "losses"
+                    and mask is not None
+                    and mask.kind in {"field", "flat", "mask"}
+                ):
                     return self.weigh(loss, mask, node)
         if left is None and right is None:
             return None
-        if (left is None or right is None) and not isinstance(node.op, ast.MatMult | ast.FloorDiv | ast.Mod):
-            kept = left or right
-            if kept is not None and kept.kind in {"total", "losses"} and isinstance(node.op, ast.Mult):
-                return kept
+        kept, other = (left, node.right) if left is not None else (right, node.left)
+        if (
+            kept is not None
+            and kept.kind in {"total", "losses"}
+            and isinstance(node.op, ast.Mult)
+            and self.is_plain(other)
+        ):
+            return kept
         for value in (left, right):
             self.touch(value, node)
         return None
@@ -176,7 +233,7 @@ class Expressions:
         if mask.cut:
             self.problem(node, "the mask loses its last position, which is real once the padding is gone")
         self.use.counted.setdefault(mask.key, self.module.hop(node, "the loss of every token is weighed by the mask"))
-        if self.pads[mask.key].constant not in {0}:
+        if mask.kind != "mask" and self.pads[mask.key].constant not in {0}:
             self.problem(node, f"the mask is padded with {self.pads[mask.key].constant!r}, so pads count in the loss")
         return replace(loss, masked=True)
 
@@ -187,10 +244,18 @@ class Expressions:
         if (
             isinstance(left, Track)
             and left.kind == "total"
-            and (right is None or (isinstance(right, Track) and right.kind == "count"))
+            and ((isinstance(right, Track) and right.kind == "count") or (right is None and self.divides(node)))
         ):
             return None
         for value in (left, right):
             if isinstance(value, Track):
                 self.touch(value, node)
         return None
+
+
+def _is_setting(value: Value) -> bool:
+    """`args.x` of parsed arguments, or a field of an arguments object."""
+    if not isinstance(value, Attr):
+        return False
+    of = value.of
+    return isinstance(of, Result | Inst | Item)

@@ -73,13 +73,14 @@ class _Forwards:
         self.masked = any(isinstance(node, ast.Attribute) and node.attr in {"triu", "tril"} for node in nodes)
 
     def problems(self) -> Iterator[Hop]:
+        """Yield what is not known to keep positions apart."""
         seen: set[ast.AST] = set()
         queue: list[tuple[Module, FunctionNode]] = []
         for cls in self.classes:
             yield from self.layers(cls)
-            for node in cls.node.body:
-                if isinstance(node, FunctionNode) and node.name not in _INFERENCE | {"__init__"}:
-                    queue.append((cls.module, node))
+            for method in cls.node.body:
+                if isinstance(method, FunctionNode) and method.name not in _INFERENCE | {"__init__"}:
+                    queue.append((cls.module, method))
         while queue:
             module, function = queue.pop(0)
             if function in seen:
@@ -121,7 +122,7 @@ class _Forwards:
 
     def why_call(self, module: Module, function: FunctionNode, node: ast.Call) -> str:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if ast.unparse(node.func).startswith("self.") and name not in _SHAPES:
+        if _is_part_of_self(node.func) and name not in _SHAPES:
             return ""  # a layer or method of the model, looked at where it is built or defined
         if name == "scaled_dot_product_attention":
             return self.attention(module, node)
@@ -174,6 +175,14 @@ class _Forwards:
             if index == 1 and (fixed or isinstance(inner, ast.Name | ast.BinOp | ast.Attribute)):
                 return "takes positions by their number"
         return ""
+
+
+def _is_part_of_self(node: ast.expr) -> bool:
+    """Whether an expression is a chain of attributes and items of `self`, no call in it."""
+    inner = node
+    while isinstance(inner, ast.Attribute | ast.Subscript):
+        inner = inner.value
+    return inner is not node and isinstance(inner, ast.Name) and inner.id == "self"
 
 
 def _is_element(value: object) -> bool:

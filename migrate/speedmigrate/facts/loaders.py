@@ -80,12 +80,14 @@ class Sources:
 
     leaves: tuple[Rows, ...]
     unknown: tuple[Hop, ...]
+    wrappers: tuple[ast.AST, ...]
 
 
 def sources(values: Values, expr: Expr) -> Sources:
     """Follow a data set expression to the classes whose `__getitem__` makes the rows."""
     leaves: dict[tuple[object, ...], Rows] = {}
     unknown: list[Hop] = []
+    wrappers: list[ast.AST] = []
     stack: list[tuple[Value, int]] = [(value, 0) for value in values.of(expr)]
     while stack:
         value, depth = stack.pop(0)
@@ -94,6 +96,8 @@ def sources(values: Values, expr: Expr) -> Sources:
         if isinstance(value, Inst) and isinstance(value.of, Cls) and depth < 6:
             rows = read_rows(values, value)
             passed = [v for v, _ in rows.returned if isinstance(v, Passed)]
+            if passed:
+                wrappers.append(value.call.node)
             stack += [(inner, depth + 1) for each in passed for inner in each.datasets]
             if len(passed) < len(rows.returned) or not rows.returned:
                 leaves.setdefault((value,), rows)
@@ -105,7 +109,7 @@ def sources(values: Values, expr: Expr) -> Sources:
                     stack += [(part, depth + 1) for part in _members(values, inner, value.call)]
         else:
             unknown.append(_hop(value, expr))
-    return Sources(tuple(leaves.values()), tuple(unknown))
+    return Sources(tuple(leaves.values()), tuple(unknown), tuple(wrappers))
 
 
 def _members(values: Values, value: Value, expr: Expr) -> Iterator[Value]:

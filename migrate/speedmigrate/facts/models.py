@@ -21,6 +21,10 @@ _WRAPPERS = {
     "convert_sync_batchnorm": "module", "BetterTransformer.transform": "model",
 }  # fmt: skip
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
+_DECODERS = (
+    "GPT2", "GPTNeo", "GPTJ", "OPT", "Bloom", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Phi", "Falcon",
+    "StableLm", "Baichuan", "InternLM", "Starcoder2", "GPTBigCode", "Olmo", "Cohere", "Granite",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Model:
         if not (isinstance(self.value, Inst) and isinstance(self.value.of, Ext)):
             return False
         parts = self.value.of.name.split(".")
-        return parts[0] == "transformers" and any(part.endswith(_CAUSAL) for part in parts)
+        return parts[0] == "transformers" and any(_is_decoder(part) for part in parts)
 
     @property
     def is_transformers(self) -> bool:
@@ -50,6 +54,11 @@ class Model:
         if isinstance(of, Cls):
             return of.node.name
         return of.name if isinstance(of, Ext) else "a model that is not followed"
+
+
+def _is_decoder(name: str) -> bool:
+    """Whether a class of transformers is a decoder whatever its config says (BertLMHeadModel is not)."""
+    return name == "AutoModelForCausalLM" or (name.endswith(_CAUSAL) and name.startswith(_DECODERS))
 
 
 def models(values: Values, expr: Expr) -> tuple[Model, ...]:

@@ -48,6 +48,8 @@ class Names(Containers):
                 if found:
                     for binding in sorted(found, key=lambda b: (getattr(b.node, "lineno", 0), b.kind)):
                         yield from self._binding(binding, module, frame)
+                    if isinstance(scope, ast.Module):
+                        yield from self._written(module, name)
                     return
             if isinstance(scope, ast.Module):
                 break
@@ -60,15 +62,8 @@ class Names(Containers):
 
     def _global(self, module: Module, name: str, use: ast.AST) -> Iterator[Value]:
         """Yield what a module-level name means that no statement reaches: `global` writes, star imports, builtins."""
-        written = [
-            binding
-            for function in module.global_writers.get(name, ())
-            for statement in function.body
-            for binding in any_bindings(statement, name)
-        ]
-        if written:
-            for binding in written:
-                yield from self._binding(binding, module, None)
+        if name in module.global_writers:
+            yield from self._written(module, name)
             return
         if not isinstance(module.scope(use), ast.Module):
             found = reaching(module, module.tree, name, None)
@@ -90,6 +85,13 @@ class Names(Containers):
         else:
             yield Unknown(f"`{name}` is not bound in {module.path}", module.hop(use, name))
 
+    def _written(self, module: Module, name: str) -> Iterator[Value]:
+        """Yield what functions write to a name of the module through `global`."""
+        for function in module.global_writers.get(name, ()):
+            for statement in function.body:
+                for binding in any_bindings(statement, name):
+                    yield from self._binding(binding, module, None)
+
     def exported(self, module: Module, name: str) -> Iterator[Value]:
         """Yield what `module.name` means to another file."""
         self._depth += 1
@@ -106,6 +108,7 @@ class Names(Containers):
         if found:
             for binding in sorted(found, key=lambda b: getattr(b.node, "lineno", 0)):
                 yield from self._binding(binding, module, None)
+            yield from self._written(module, name)
         else:
             yield from self._global(module, name, module.tree.body[-1] if module.tree.body else module.tree)
 

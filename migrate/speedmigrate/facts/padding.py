@@ -14,16 +14,21 @@ from speedmigrate.facts.entry import EntryFacts, looks_like_entry
 from speedmigrate.facts.forwards import width_problems
 from speedmigrate.facts.loaders import Loader, loaders, sources
 from speedmigrate.facts.models import Model, models
-from speedmigrate.facts.module import FunctionNode
-from speedmigrate.facts.rowvalue import Record, Rows, Run, Seq, Side
+from speedmigrate.facts.module import FunctionNode, Module
+from speedmigrate.facts.rowvalue import Number, Record, Rows, Run, Seq, Side
+from speedmigrate.facts.syntax import call_argument, own_nodes
 from speedmigrate.facts.tracks import Pads, Use
-from speedmigrate.facts.value import Cls, Const, Expr, Func, Inst
+from speedmigrate.facts.uses import stray_uses
+from speedmigrate.facts.value import Cls, Const, Expr, Frame, Func, Inst
 from speedmigrate.rule import Hop
 
 Key = str | int
 # Methods that a Trainer subclass may define without touching how batches become a loss.
+_HOOKS = frozenset(
+    "register_forward_hook register_forward_pre_hook register_full_backward_hook register_module_forward_hook".split()
+)
 _HARMLESS = frozenset(
-    "_save save_model _save_checkpoint create_optimizer create_scheduler create_optimizer_and_scheduler log __init__ "
+    "_save save_model _save_checkpoint create_optimizer create_scheduler create_optimizer_and_scheduler log "
     "_load_from_checkpoint save_state save_metrics print_trainable_parameters".split()
 )
 
@@ -35,6 +40,7 @@ class Served:
     entry: EntryFacts
     loader: Loader
     leaves: tuple[Rows, ...]
+    wrappers: tuple[ast.AST, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -107,9 +113,10 @@ def _served(entry: EntryFacts) -> tuple[Served, ...]:
 def _find_served(entry: EntryFacts) -> tuple[Served, ...]:
     found = []
     for loader in loaders(entry):
-        leaves = [rows for _, expr in loader.datasets for rows in sources(entry.values, expr).leaves]
+        opened = [sources(entry.values, expr) for _, expr in loader.datasets]
+        leaves = tuple(rows for each in opened for rows in each.leaves)
         if leaves:
-            found.append(Served(entry, loader, tuple(leaves)))
+            found.append(Served(entry, loader, leaves, tuple(node for each in opened for node in each.wrappers)))
     return tuple(found)
 
 
@@ -147,9 +154,20 @@ def _collect_users(entry: EntryFacts, group: Padded) -> None:
                 if served.loader.site.node not in loaded:
                     loaded.add(served.loader.site.node)
                     group.served.append(served)
+    for path in sorted(entries):
+        built = {node for rows in _served_rows(entries[path], group) for node in rows}
+        group.refusals += stray_uses(entries[path], built, rows=True)
     for call in wanted:
         if call.node not in seen:
             group.refusals.append(call.hop(f"`{call.text[:50]}` is built here too and not followed to a loader"))
+
+
+def _served_rows(entry: EntryFacts, group: Padded) -> Iterator[set[ast.AST]]:
+    """Yield the calls that build the data sets of a group and the data sets that pass their rows on."""
+    for served in _served(entry):
+        mine = [rows for rows in served.leaves if rows.func is not None and rows.func.node is group.func.node]
+        if mine:
+            yield {rows.dataset.call.node for rows in mine} | set(served.wrappers)
 
 
 def _constructions(entry: EntryFacts, cls: Cls) -> list[Expr]:
@@ -201,6 +219,9 @@ def starters(entry: EntryFacts, path: str) -> set[str]:
 
 def _refuse(group: Padded) -> None:
     """Collect every reason for which the padding must stay."""
+    if isinstance(group.func.node, FunctionNode) and group.func.node.decorator_list:
+        group.refusals.append(group.func.module.hop(group.func.node, f"{group.name} is decorated"))
+    group.refusals += _shared_helpers(group)
     for rows in group.rows:
         group.refusals += [hop for hop in rows.problems if hop not in group.refusals]
         if _side(rows) is None:
@@ -218,6 +239,27 @@ def _refuse(group: Padded) -> None:
         group.refusals += [hop for hop in found if hop not in group.refusals]
 
 
+def _shared_helpers(group: Padded) -> Iterator[Hop]:
+    """Yield helpers of the root that pad and are called from anywhere but the methods of these data sets."""
+    owners = {rows.dataset.of.node for rows in group.rows if isinstance(rows.dataset.of, Cls)}
+    owners.add(group.func.module.parents[group.func.node])  # type: ignore[arg-type]
+    entry = group.served[0].entry if group.served else None
+    for drop in {id(d.node): d for rows in group.rows for d in rows.drops}.values():
+        function = drop.module.function(drop.node)
+        if function is None or function is group.func.node or entry is None:
+            continue
+        for module in entry.project.modules_mentioning(function.name):
+            for node in ast.walk(module.tree):
+                if isinstance(node, ast.Call) and _names(node.func) == function.name:
+                    around = {parent for parent in module.ancestors(node) if isinstance(parent, ast.ClassDef)}
+                    if not around & owners:
+                        yield module.hop(node, f"{function.name} pads for others too: {module.text(node)[:50]}")
+
+
+def _names(func: ast.expr) -> str:
+    return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+
+
 def _shape_refusals(rows: Rows, record: Record, node: ast.AST) -> list[Hop]:
     assert rows.func is not None
     found = []
@@ -225,6 +267,8 @@ def _shape_refusals(rows: Rows, record: Record, node: ast.AST) -> list[Hop]:
     if len(cuts) > 1:
         found.append(rows.func.module.hop(node, "the padded fields are cut by different amounts"))
     for key, value in record.items:
+        if isinstance(value, Number) and value.value.is_fixed and value.value.terms:
+            found.append(rows.func.module.hop(node, f"field {key!r} is the fixed length"))
         if isinstance(value, Seq) and value.wide and not value.runs:
             found.append(rows.func.module.hop(node, f"field {key!r} is made with the fixed length"))
         if isinstance(value, Seq) and value.runs and value.start and value.runs[0].side == "left":
@@ -295,9 +339,38 @@ def _slots(served: Served) -> tuple[tuple[Slot, ...], int, bool, list[Hop]]:
             problems.append(Hop(rows.hops[0].path, rows.hops[0].line, f"a row of this data set has no field {key!r}"))
     if len(tuples) > 1:
         problems.append(served.loader.hop)
+    problems += _late_pads(served, codes)
     ordered = tuple(sorted(codes.values(), key=lambda slot: (str(type(slot.key)), _order(served, slot.key))))
     width = max((len(present) for _, present in keys), default=0)
     return ordered, width, tuples == {True}, problems
+
+
+def _late_pads(served: Served, codes: dict[Key, Slot]) -> Iterator[Hop]:
+    """Yield places that set the pad token of an object after the loader, where its value is read, is built."""
+    attributes = {word for slot in codes.values() for word in slot.code.split(".")[1:]}
+    if not attributes:
+        return
+    site = served.loader.site
+    home = site.module.scope(site.node)
+    for module, scope, frame in served.entry.scopes:
+        for node in own_nodes(scope):
+            if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
+                continue
+            if node.attr in attributes | {"pad_token", "pad_token_id"}:
+                line = _line_at_home(module, scope, frame, node, home)
+                if line is None or line > site.node.lineno:
+                    yield module.hop(node, f"`{module.text(node)}` may be set after the loader is built")
+
+
+def _line_at_home(module: Module, scope: ast.AST, frame: Frame | None, node: ast.AST, home: ast.AST) -> int | None:
+    """Return the line in the loader's function at which a statement runs, through the calls that lead to it."""
+    line: int = node.lineno  # type: ignore[attr-defined]
+    while scope is not home:
+        if frame is None or frame.call is None:
+            return None
+        call = frame.call
+        line, scope, frame = call.node.lineno, call.module.scope(call.node), call.frame
+    return line
 
 
 def _order(served: Served, key: Key) -> int:
@@ -318,13 +391,10 @@ def _trainer_contract(served: Served, slots: tuple[Slot, ...]) -> Contract | lis
     if not found:
         problems.append(loader.site.expr.hop("the Trainer's model is not an argument that can be followed"))
     names = {slot.key for slot in slots}
-    for model in found:
-        if not model.is_causal_lm and not (model.is_transformers and "attention_mask" in names):
-            problems.append(_not_causal(model, loader))
+    problems += [_not_causal(model, loader) for model in found if not model.is_causal_lm]
     problems += _label_problems(loader, slots, {"labels"})
-    for slot in slots:
-        if slot.key == "attention_mask" and slot.constant not in {0}:
-            problems.append(loader.site.expr.hop(f"the attention mask is padded with {slot.code}"))
+    problems += _mask_problems(loader, slots)
+    problems += _trainer_problems(entry, loader)
     if problems:
         return problems
     hops = [loader.hop]
@@ -344,6 +414,8 @@ def _override_problems(served: Served, slots: tuple[Slot, ...], found: tuple[Mod
                 assert isinstance(base, Cls)
                 if not isinstance(node, FunctionNode) or node.name in _HARMLESS:
                     continue
+                if node.name == "__init__" and "collator" not in base.module.text(node):
+                    continue
                 if node.name != "compute_loss":
                     yield base.module.hop(node, f"`{base.node.name}.{node.name}` overrides the Trainer's own")
                     continue
@@ -353,7 +425,7 @@ def _override_problems(served: Served, slots: tuple[Slot, ...], found: tuple[Mod
 
 
 def _not_causal(model: Model, loader: Loader) -> Hop:
-    return _model_hop(model, loader, "is not known to leave pads out: not a causal language model, no mask")
+    return _model_hop(model, loader, "is not known to be a causal language model, so pads may be attended")
 
 
 def _label_problems(loader: Loader, slots: tuple[Slot, ...], keys: set[Key]) -> list[Hop]:
@@ -365,6 +437,52 @@ def _label_problems(loader: Loader, slots: tuple[Slot, ...], keys: set[Key]) -> 
     ]
 
 
+def _mask_problems(loader: Loader, slots: tuple[Slot, ...]) -> list[Hop]:
+    return [
+        loader.site.expr.hop(f"the attention mask is padded with {slot.code}")
+        for slot in slots
+        if slot.key == "attention_mask" and slot.constant not in {0}
+    ]
+
+
+def _hook_problems(entry: EntryFacts) -> Iterator[Hop]:
+    """Yield hooks that see the hidden states, and losses of a router that count every position."""
+    for site in entry.sites:
+        func = site.node.func
+        if isinstance(func, ast.Attribute) and func.attr in _HOOKS:
+            yield site.expr.hop("a hook sees the padded positions")
+        if call_argument(site.node, None, "output_router_logits") is not None:
+            yield site.expr.hop("the router's loss counts every position")
+
+
+def _trainer_problems(entry: EntryFacts, loader: Loader) -> Iterator[Hop]:
+    """Yield what else of a run under HF Trainer reads the padded width."""
+    yield from _hook_problems(entry)
+    for name in ("compute_metrics", "preprocess_logits_for_metrics"):
+        given = loader.argument(name)
+        if given is not None and not (isinstance(given.node, ast.Constant) and given.node.value is None):
+            yield given.hop(f"{name} may read predictions over the padded width")
+    for site in entry.sites:
+        func = site.node.func
+        if isinstance(func, ast.Attribute) and func.attr == "predict":
+            yield site.expr.hop("predictions over the padded width are read")
+        for word in ("neftune_noise_alpha", "group_by_length"):
+            given_word = call_argument(site.node, None, word)
+            if given_word is not None and not (isinstance(given_word, ast.Constant) and not given_word.value):
+                yield site.expr.hop(f"{word} depends on the padded length")
+    for launch in entry.launches:
+        for word in ("neftune_noise_alpha", "group_by_length"):
+            flag = launch.flag(word)
+            if flag is not None and flag.value not in {"False", "false", "0"}:
+                yield Hop(launch.path, flag.line, f"--{word} depends on the padded length")
+    for module, scope, _ in entry.scopes:
+        for node in own_nodes(scope):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == "data_collator":
+                yield module.hop(node, "the collator is set again here")
+            if isinstance(node, FunctionNode) and any(a.arg == "train_dataloader" for a in node.args.args):
+                yield module.hop(node, "a callback reads the batches")
+
+
 def _model_hop(model: Model, loader: Loader, why: str) -> Hop:
     return loader.site.expr.hop(f"{model.name} {why}")
 
@@ -372,7 +490,7 @@ def _model_hop(model: Model, loader: Loader, why: str) -> Hop:
 def _loop_contract(served: Served, slots: tuple[Slot, ...], width: int, is_tuple: bool) -> Contract | list[Hop]:
     entry, loader = served.entry, served.loader
     use: Use = read_loops(entry, loader, {slot.key: Pads(slot.constant, slot.code) for slot in slots})
-    problems = list(use.problems)
+    problems = [*use.problems, *stray_uses(entry, {loader.site.node}, rows=False)]
     if not use.loops:
         return [loader.site.expr.hop("no loop over these batches is found")]
     if not use.models:
@@ -380,7 +498,7 @@ def _loop_contract(served: Served, slots: tuple[Slot, ...], width: int, is_tuple
     hops = [loader.hop, *use.hops]
     for model in use.models:
         if model.is_transformers:
-            if not model.is_causal_lm and not any(slot.key == "attention_mask" for slot in slots):
+            if not model.is_causal_lm:
                 problems.append(_not_causal(model, loader))
             continue
         found, causal = width_problems(entry.values, model)
@@ -389,7 +507,7 @@ def _loop_contract(served: Served, slots: tuple[Slot, ...], width: int, is_tuple
             problems.append(_model_hop(model, loader, "is not seen to be causal, so pads are attended today"))
         elif causal not in hops:
             hops.append(causal)
-    problems += _lost_labels(served, use)
+    problems += [*_lost_labels(served, use), *_mask_problems(loader, slots), *_hook_problems(entry)]
     if problems:
         return problems
     hops += [hop for hop in use.counted.values() if hop not in hops]

@@ -9,6 +9,7 @@ from itertools import count
 
 from speedmigrate.facts.linear import Linear
 from speedmigrate.facts.module import FunctionNode
+from speedmigrate.facts.reaching import Binding, reaching
 from speedmigrate.facts.rowvalue import (
     Abstract,
     Drop,
@@ -23,7 +24,7 @@ from speedmigrate.facts.rowvalue import (
     kinds,
     whole,
 )
-from speedmigrate.facts.value import Cls, Expr, Ext, Frame, Func, Inst, Item, Value
+from speedmigrate.facts.value import Cls, Const, Expr, Ext, Frame, Func, Inst, Item, Value
 from speedmigrate.facts.values import Values
 
 _MAX_INLINE = 4
@@ -199,11 +200,22 @@ class Expressions:
 
     def compared(self, node: ast.expr, base: Seq, other: ast.expr, *, equal: bool) -> Abstract:
         """`ids.ne(pad)`, `ids != pad`: what every pad of the sequence becomes."""
-        if any(ast.unparse(run.value.node) != ast.unparse(other) for run in base.runs):
+        if not all(self.is_same(run.value.node, other) for run in base.runs):
             self.touch(base, node)
             return self.opaque()
         value = self.expr(ast.copy_location(ast.Constant(equal), node))
         return replace(base, runs=tuple(replace(run, value=value) for run in base.runs))
+
+    def is_same(self, one: ast.expr, other: ast.expr) -> bool:
+        """Whether two expressions read the same, every name in them bound by the same statements."""
+        if ast.unparse(one) != ast.unparse(other):
+            return False
+        names = [(n, m) for n, m in zip(ast.walk(one), ast.walk(other), strict=True) if isinstance(n, ast.Name)]
+        return all(self.bound(n) == self.bound(m) for n, m in names)
+
+    def bound(self, node: ast.AST) -> frozenset[Binding]:
+        assert isinstance(node, ast.Name)
+        return reaching(self.module, self.module.scope(node), node.id, node)
 
     def _eval_unaryop(self, node: ast.UnaryOp) -> Abstract:
         value = self.eval(node.operand)
@@ -364,6 +376,11 @@ class Expressions:
             self.touch(value, node, reading=bool(names) and names <= _NEUTRAL_CALLS)
         return replace(self.opaque(), wide=any(is_wide(value) for value in arguments))
 
+    def is_zero(self, run: Run) -> bool:
+        """Whether a pad adds nothing to a sum."""
+        value = self.values.one(run.value)
+        return isinstance(value, Const) and value.value in {0}
+
     def method(self, node: ast.Call, func: ast.Attribute) -> Abstract | None:
         """Evaluate a method of a followed sequence or record."""
         if isinstance(func.value, ast.Name) and func.value.id not in self.env:
@@ -380,7 +397,7 @@ class Expressions:
             return self.compared(node, base, node.args[0], equal=func.attr == "eq")
         if isinstance(base, Seq) and func.attr in {"size", "numel"}:
             return Number(base.length)
-        if isinstance(base, Seq) and func.attr in {"sum", "any", "all", "item"}:
+        if isinstance(base, Seq) and func.attr in {"sum", "any"} and all(map(self.is_zero, base.runs)):
             return self.opaque()
         if isinstance(base, Record) and func.attr == "update" and isinstance(func.value, ast.Name):
             added = (

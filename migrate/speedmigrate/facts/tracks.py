@@ -9,7 +9,7 @@ from speedmigrate.facts.models import Model
 from speedmigrate.rule import Hop
 
 Key = str | int
-Kind = Literal["batch", "field", "flat", "output", "logits", "losses", "total", "count", "width"]
+Kind = Literal["batch", "field", "flat", "output", "logits", "losses", "total", "count", "width", "mask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Use:
         models: the models that fields of the batch were given to.
         counted: fields that the loss counts (as target or mask), with the place.
         scalar: whether a loss that the width does not change reaches `backward`.
+        masked: whether a model of transformers gets the batch's mask.
         added_keys: whether the whole dict goes to the model (`model(**batch)`), so a mask can be added to it.
     """
 
@@ -50,6 +51,7 @@ class Use:
     hops: list[Hop] = field(default_factory=list)
     backward: bool = False
     added_keys: bool = False
+    masked: bool = False
 
 
 Tracked = Track | tuple[Track | None, ...] | None
@@ -75,4 +77,5 @@ def said(value: Track) -> str:
         "total": "the summed loss",
         "count": "the token count",
         "width": "the padded width",
+        "mask": f"a mask made from field {value.key!r}",
     }[value.kind]

@@ -26,6 +26,7 @@ import ast
 from collections.abc import Iterator
 
 from speedmigrate.facts.entry import EntryFacts
+from speedmigrate.facts.loaders import Loader
 from speedmigrate.facts.module import Module
 from speedmigrate.facts.padding import Contract, Padded, Served, contract, padded_datasets
 from speedmigrate.facts.rowvalue import Drop
@@ -177,7 +178,7 @@ def collator_ops(served: Served) -> list[Op]:
     arguments = [_pad_values(found)]
     keyword = "collate_fn" if loader.kind == "DataLoader" else "data_collator"
     ops: list[Op] = [AddImport(path, "speedruntime", "PaddingCollator")]
-    if loader.collate is not None:
+    if loader.collate is not None and not _is_none(loader):
         arguments.append(f"collate_fn={loader.collate.text}")
     elif loader.kind == "Trainer":
         name, code = _trainer_default(served)
@@ -185,8 +186,18 @@ def collator_ops(served: Served) -> list[Op]:
         ops.append(AddImport(path, "transformers", name))
     if found.add_mask:
         arguments.append("add_attention_mask=True")
-    ops.append(SetKeyword(path, start, end, keyword, f"PaddingCollator({', '.join(arguments)})"))
+    code = f"PaddingCollator({', '.join(arguments)})"
+    if loader.collate is not None and loader.collate.node in site.node.args:
+        first, last = site.module.source.span(loader.collate.node)
+        ops.append(Replace(path, first, last, code))
+    else:
+        ops.append(SetKeyword(path, start, end, keyword, code))
     return [*ops, *runtime_requirement(served.entry.project, path)]
+
+
+def _is_none(loader: Loader) -> bool:
+    node = loader.collate.node if loader.collate is not None else None
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _trainer_default(served: Served) -> tuple[str, str]:
