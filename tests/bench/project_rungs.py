@@ -33,6 +33,11 @@ class Rung:
     compile: bool = False
 
     @property
+    def folder(self) -> str:
+        """Name of the folder with the project in this state."""
+        return "".join(letter for letter in self.name if letter.isalnum())
+
+    @property
     def warms_up_an_epoch(self) -> bool:
         """Whether its first epoch is not like the others."""
         return self.compile or "order" in self.effects
@@ -179,6 +184,8 @@ class Bench:
     def measure(self) -> dict[Rung, Measured]:
         """Run all rungs and return what each took."""
         rungs = list(self._rungs())
+        for rung in rungs:
+            self._migrate(rung)
         say(f"{self.workload.project}: {len(rungs)} rungs warm up")
         with ExitStack() as stack:
             with ThreadPoolExecutor(2) as pool:
@@ -217,7 +224,8 @@ class Bench:
         yield Rung("legacy", ())
         yield Rung("exact, eager", ("exact",))
         wider = ("exact", *(effect for effect in ("corrects", "order") if effect in found))
-        yield Rung(f"+ {', '.join(wider[1:])}", wider)
+        if wider[1:]:
+            yield Rung(f"+ {', '.join(wider[1:])}", wider)
         yield Rung("+ compile", wider, compile=True)
         if "precision" not in found:
             self.notes.append(f"bf16: the patch has none: {'; '.join(reasons)}")
@@ -239,14 +247,18 @@ class Bench:
         return {change["effect"] for change in changes}, report["entries"][0]["verdicts"]["precision"]["reasons"]
 
     def _dtype(self, rung: Rung) -> str:
-        with closing(self._start(Rung(f"{rung.name}, probed", rung.effects))) as process:
+        probe = Rung(f"{rung.name}, probed", rung.effects)
+        self._migrate(probe)
+        with closing(self._start(probe)) as process:
             return process.step().dtype
 
-    def _start(self, rung: Rung) -> Process:
-        name = "".join(letter for letter in rung.name if letter.isalnum())
-        self._copy(name)
+    def _migrate(self, rung: Rung) -> None:
+        self._copy(rung.folder)
         if rung.effects:
-            self._tool(name, "--effect", ",".join(rung.effects), "--write", "--allow-dirty")
+            self._tool(rung.folder, "--effect", ",".join(rung.effects), "--write", "--allow-dirty")
+
+    def _start(self, rung: Rung) -> Process:
+        name = rung.folder
         places = {"data": self.folder / "data", "out": self.folder / f"{name}.out", "epochs": self.num_epochs + 1}
         flags = [flag.format_map(places) for flag in self.flags]
         env = {

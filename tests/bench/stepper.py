@@ -45,7 +45,7 @@ class Recorder:
 
         def recorded_backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             self.loss = loss.detach()
-            backward(loss, *args, **kwargs)
+            backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
 
         def recorded_save(*args: Any, **kwargs: Any) -> None:
             before = time.process_time()

@@ -19,7 +19,7 @@ from speedmigrate.facts.rowvalue import Number, Record, Rows, Run, Seq, Side
 from speedmigrate.facts.syntax import call_argument, own_nodes
 from speedmigrate.facts.tracks import Pads, Use
 from speedmigrate.facts.uses import stray_uses
-from speedmigrate.facts.value import Cls, Const, Expr, Frame, Func, Inst
+from speedmigrate.facts.value import Cls, Const, Expr, Ext, Frame, Func, Inst
 from speedmigrate.rule import Hop
 
 Key = str | int
@@ -348,6 +348,9 @@ def _slots(served: Served) -> tuple[tuple[Slot, ...], int, bool, list[Hop]]:
 def _late_pads(served: Served, codes: dict[Key, Slot]) -> Iterator[Hop]:
     """Yield places that set the pad token of an object after the loader, where its value is read, is built."""
     attributes = {word for slot in codes.values() for word in slot.code.split(".")[1:]}
+    for rows in served.leaves:
+        for run in padded_fields(rows).values():
+            attributes |= {child.id for child in ast.walk(run.value.node) if isinstance(child, ast.Name)} - {"self"}
     if not attributes:
         return
     site = served.loader.site
@@ -451,6 +454,10 @@ def _hook_problems(entry: EntryFacts) -> Iterator[Hop]:
         func = site.node.func
         if isinstance(func, ast.Attribute) and func.attr in _HOOKS:
             yield site.expr.hop("a hook sees the padded positions")
+        if any(
+            isinstance(callee, Ext) and callee.name in {"builtins.exec", "builtins.eval"} for callee in site.callees
+        ):
+            yield site.expr.hop("code made at run time is not read")
         if call_argument(site.node, None, "output_router_logits") is not None:
             yield site.expr.hop("the router's loss counts every position")
 
