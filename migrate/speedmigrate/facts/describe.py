@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from speedmigrate.facts.contracts import padded_fields
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.hftrainer import trainer_settings
 from speedmigrate.facts.loaders import Loader, loaders, sources
-from speedmigrate.facts.padding import padded_fields
 from speedmigrate.facts.places import anchor
 from speedmigrate.facts.rowvalue import Record, Rows
 from speedmigrate.facts.value import Cls, Ext

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.reaching import targets
-from speedmigrate.facts.rowexpr import Expressions
+from speedmigrate.facts.rowcalls import Calls
 from speedmigrate.facts.rowvalue import Abstract, Drop, Number, Record, Rows, Seq
 from speedmigrate.facts.value import Cls, Frame, Func, Inst
 from speedmigrate.facts.values import Values
@@ -38,7 +38,7 @@ def _qualified(func: Func) -> str:
     return f"{parent.name}.{name}" if isinstance(parent, ast.ClassDef) else name
 
 
-class _Reader(Expressions):
+class _Reader(Calls):
     """Runs the statements of one function; `out` collects what it returns."""
 
     def run(self) -> None:

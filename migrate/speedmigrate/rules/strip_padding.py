@@ -25,10 +25,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from speedmigrate.facts.contracts import Contract, Served, contract
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.loaders import Loader
 from speedmigrate.facts.module import Module
-from speedmigrate.facts.padding import Contract, Padded, Served, contract, padded_datasets
+from speedmigrate.facts.padding import Padded, padded_datasets
 from speedmigrate.facts.rowvalue import Drop
 from speedmigrate.requirements import runtime_requirement
 from speedmigrate.rule import (
