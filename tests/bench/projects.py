@@ -62,7 +62,7 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Measure the fixture projects before and after migration.")
-    parser.add_argument("--steps", type=int, default=16, help="optimizer steps an epoch (default 16)")
+    parser.add_argument("--steps", type=int, default=12, help="optimizer steps an epoch (default 12)")
     parser.add_argument("--epochs", type=int, default=1, help="measured epochs, after one that warms up (default 1)")
     parser.add_argument("--bf16", action="store_true", help="bfloat16 in all rungs of stage1, as in its run script")
     parser.add_argument("--threads", type=int, default=1, help="of torch (default 1)")

@@ -14,11 +14,12 @@ from speedmigrate.facts.forwards import width_problems
 from speedmigrate.facts.loaders import Loader, sources
 from speedmigrate.facts.models import Model, models
 from speedmigrate.facts.module import FunctionNode, Module
+from speedmigrate.facts.reaching import all_arguments
 from speedmigrate.facts.rowvalue import Record, Rows, Run, Seq
 from speedmigrate.facts.syntax import call_argument, own_nodes
 from speedmigrate.facts.tracks import Pads, Use
 from speedmigrate.facts.uses import stray_uses
-from speedmigrate.facts.value import Cls, Const, Ext, Frame, Func, Inst
+from speedmigrate.facts.value import Cls, Const, Expr, Ext, Frame, Func, Inst, ModuleRef
 from speedmigrate.rule import Hop
 
 Key = str | int
@@ -150,14 +151,17 @@ def _late_pads(served: Served, codes: dict[Key, Slot]) -> Iterator[Hop]:
     for rows in served.leaves:
         for run in padded_fields(rows).values():
             attributes |= {child.id for child in ast.walk(run.value.node) if isinstance(child, ast.Name)} - {"self"}
-    if not attributes:
-        return
+    runs = [run for rows in served.leaves for run in padded_fields(rows).values()]
+    constants = {n.attr for run in runs for n in ast.walk(run.value.node) if isinstance(n, ast.Attribute)}
     site = served.loader.site
     home = site.module.scope(site.node)
     for module, scope, frame in served.entry.scopes:
         for node in own_nodes(scope):
             if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
                 continue
+            owners = served.entry.values.of(Expr(module, node.value, frame)) if node.attr in constants else ()
+            if any(isinstance(owner, ModuleRef) for owner in owners):
+                yield module.hop(node, f"`{module.text(node)}` changes a constant of another file")
             if node.attr in attributes | {"pad_token", "pad_token_id"}:
                 line = _line_at_home(module, scope, frame, node, home)
                 if line is None or line > site.node.lineno:
@@ -282,11 +286,11 @@ def _trainer_problems(entry: EntryFacts, loader: Loader) -> Iterator[Hop]:
             if flag is not None and flag.value not in {"False", "false", "0"}:
                 yield Hop(launch.path, flag.line, f"--{word} depends on the padded length")
     for module, scope, _ in entry.scopes:
+        if isinstance(scope, FunctionNode) and "train_dataloader" in {a.arg for a in all_arguments(scope.args)}:
+            yield module.hop(scope, "a callback reads the batches")
         for node in own_nodes(scope):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == "data_collator":
                 yield module.hop(node, "the collator is set again here")
-            if isinstance(node, FunctionNode) and any(a.arg == "train_dataloader" for a in node.args.args):
-                yield module.hop(node, "a callback reads the batches")
 
 
 def _model_hop(model: Model, loader: Loader, why: str) -> Hop:

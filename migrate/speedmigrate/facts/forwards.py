@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from speedmigrate.facts.models import Model, model_classes
 from speedmigrate.facts.module import FunctionNode, Module
+from speedmigrate.facts.reaching import reaching
 from speedmigrate.facts.syntax import call_argument, own_nodes
 from speedmigrate.facts.value import Cls, Const, Expr, Ext, Func, Inst, Unknown
 from speedmigrate.facts.values import Values
@@ -122,6 +123,8 @@ class _Forwards:
 
     def why_call(self, module: Module, function: FunctionNode, node: ast.Call) -> str:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if _is_part_of_self(node.func) and any(_is_turned(module, argument) for argument in node.args):
+            return "a layer over something other than the features"
         if _is_part_of_self(node.func) and name not in _SHAPES:
             return ""  # a layer or method of the model, looked at where it is built or defined
         if name == "scaled_dot_product_attention":
@@ -175,6 +178,21 @@ class _Forwards:
             if index == 1 and (fixed or isinstance(inner, ast.Name | ast.BinOp | ast.Attribute)):
                 return "takes positions by their number"
         return ""
+
+
+def _is_turned(module: Module, node: ast.expr) -> bool:
+    """Whether an argument comes straight out of a transposition, so that its last dimension may be the positions."""
+    found = [node]
+    if isinstance(node, ast.Name):
+        bindings = reaching(module, module.scope(node), node.id, node)
+        found = [binding.value for binding in bindings if binding.value is not None]
+    for value in found:
+        func = value.func if isinstance(value, ast.Call) else None
+        if isinstance(func, ast.Attribute) and func.attr in {"transpose", "permute", "swapaxes", "swapdims", "t"}:
+            return True
+        if isinstance(value, ast.Attribute) and value.attr in {"T", "mT", "H"}:
+            return True
+    return False
 
 
 def _is_part_of_self(node: ast.expr) -> bool:

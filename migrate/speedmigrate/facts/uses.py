@@ -83,7 +83,7 @@ def _is_harmless(entry: EntryFacts, module: Module, node: ast.expr, frame: Frame
 def _is_followed(entry: EntryFacts, func: Expr, call: ast.Call, module: Module, rows: bool) -> bool:
     """Whether a call that gets the object is one whose inside is followed, or does nothing with rows."""
     for callee in entry.values.of(func):
-        if isinstance(callee, Func | Cls):
+        if isinstance(callee, Func) or (isinstance(callee, Cls) and _takes(entry, callee)):
             continue
         if isinstance(callee, Ext) and (callee.last in _LOADED or callee.name in _HARMLESS):
             continue
@@ -95,14 +95,22 @@ def _is_followed(entry: EntryFacts, func: Expr, call: ast.Call, module: Module, 
     return True
 
 
+def _takes(entry: EntryFacts, cls: Cls) -> bool:
+    """Whether a class of the root takes the object in an `__init__` that is read, or is a Trainer."""
+    base = entry.base(cls)
+    if base is not None and base.last.endswith("Trainer"):
+        return True
+    return base is None or (base.last != "DataLoader" and entry.values.method(cls, "__init__") is not None)
+
+
 def _is_in_loop_head(module: Module, call: ast.AST) -> bool:
-    """Whether a call stands in the head of a `for`, or is assigned to be looped over."""
+    """Whether a call stands in the head of a `for`, or is assigned as a progress bar to be looped over."""
     child = call
     for parent in module.ancestors(call):
         if isinstance(parent, ast.For | ast.AsyncFor):
             return child is parent.iter
-        if isinstance(parent, ast.Assign):
-            return True
+        if isinstance(parent, ast.Assign) and child is call is parent.value:
+            return "tqdm" in ast.unparse(call.func) if isinstance(call, ast.Call) else False
         if isinstance(parent, ast.stmt):
             return False
         child = parent
