@@ -311,7 +311,7 @@ def _loop_contract(served: Served, slots: tuple[Slot, ...], width: int, is_tuple
             if not model.is_causal_lm:
                 problems.append(_not_causal(model, loader))
             continue
-        found, causal = width_problems(entry.values, model)
+        found, causal = width_problems(entry.values, model, loader.site.expr)
         problems += found
         if causal is None:
             problems.append(_model_hop(model, loader, "is not seen to be causal, so pads are attended today"))

@@ -49,14 +49,14 @@ _SHAPES = frozenset({"view", "reshape"})
 _INFERENCE_WORDS = ("targets", "labels", "past_key_value", "kv_cache", "use_cache")
 
 
-def width_problems(values: Values, model: Model) -> tuple[tuple[Hop, ...], Hop | None]:
+def width_problems(values: Values, model: Model, place: Expr) -> tuple[tuple[Hop, ...], Hop | None]:
     """Read the forward of a model of the root.
 
     Returns:
         What would change with the padded width or is not known, and the place that makes it causal (None: none seen).
     """
     if not (isinstance(model.value, Inst) and isinstance(model.value.of, Cls)):
-        where = model.value.hop if isinstance(model.value, Unknown) else Hop("", 0, "")
+        where = model.value.hop if isinstance(model.value, Unknown) else place.hop("here")
         return (Hop(where.path, where.line, f"{model.name} cannot be read"),), None
     reader = _Forwards(values, model_classes(values, model.value.of))
     return tuple(dict.fromkeys(reader.problems())), reader.causal

@@ -53,7 +53,7 @@ class Model:
         of = self.value.of if isinstance(self.value, Inst) else None
         if isinstance(of, Cls):
             return of.node.name
-        return of.name if isinstance(of, Ext) else "a model that is not followed"
+        return of.name if isinstance(of, Ext) else "what is trained"
 
 
 def _is_decoder(name: str) -> bool:
@@ -115,11 +115,11 @@ def forward(values: Values, model: Model, call: Expr) -> tuple[Func, Frame] | No
     return None
 
 
-def repeated_layers(values: Values, model: Model) -> Iterator[Hop]:
+def repeated_layers(values: Values, model: Model, place: Expr) -> Iterator[Hop]:
     """Yield why the layers of a model of the root cannot be compiled one by one; nothing where they can."""
     if not (isinstance(model.value, Inst) and isinstance(model.value.of, Cls)):
         where = model.value.hop if isinstance(model.value, Unknown) else None
-        yield where or Hop("", 0, f"{model.name} is not a model of transformers or of this repository")
+        yield where or place.hop(f"{model.name} is not a model of transformers or of this repository")
         return
     classes = model_classes(values, model.value.of)
     lists = False

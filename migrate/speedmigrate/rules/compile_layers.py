@@ -26,8 +26,8 @@ from collections.abc import Iterator
 
 from speedmigrate.facts.arguments import deepspeed_configs, zero_stage
 from speedmigrate.facts.entry import EntryFacts
-from speedmigrate.facts.models import Model, repeated_layers
-from speedmigrate.facts.places import anchor
+from speedmigrate.facts.models import repeated_layers
+from speedmigrate.facts.places import Anchor, anchor
 from speedmigrate.facts.syntax import call_argument
 from speedmigrate.facts.value import Const, Ext
 from speedmigrate.requirements import runtime_requirement
@@ -59,7 +59,7 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
         )
         return
     place = found.module.place(found.statement)
-    reason = next(_reasons(entry, found.models), None)
+    reason = next(_reasons(entry, found), None)
     if reason is not None:
         message = f"the layers are not compiled: {reason.what} ({reason.path}:{reason.line})"
         yield RULE.finding("refused", place, message, evidence=(reason,))
@@ -98,11 +98,12 @@ def _compiled(entry: EntryFacts) -> Hop | None:
     return None
 
 
-def _reasons(entry: EntryFacts, found: tuple[Model, ...]) -> Iterator[Hop]:
+def _reasons(entry: EntryFacts, found: Anchor) -> Iterator[Hop]:
     """Yield why the layers must not be compiled."""
-    for model in found:
+    place = found.site.expr
+    for model in found.models:
         if not model.is_transformers:
-            yield from repeated_layers(entry.values, model)
+            yield from repeated_layers(entry.values, model, place)
         elif entry.target.old_transformers:
             yield Hop(entry.path, 1, entry.target.old_transformers)
         if any("kbit" in wrapper or "int8" in wrapper for wrapper in model.wrappers):

@@ -65,7 +65,9 @@ def _loader(entry: EntryFacts, loader: Loader, padding: set[int]) -> Iterator[Fi
             yield _rows(entry, rows, loader, dynamic)
     static = next(_static(entry), None)
     if dynamic is not None and not (leaves or static):
-        yield RULE.finding("done", place, f"already dynamic: {dynamic.what} ({dynamic})", evidence=(dynamic,))
+        yield RULE.finding(
+            "done", place, f"already dynamic: {dynamic.what} ({dynamic.path}:{dynamic.line})", evidence=(dynamic,)
+        )
     elif not leaves:
         first = unknown[0] if unknown else loader.hop
         what = f"the rows are not followed: {first.what} ({first.path}:{first.line})"

@@ -29,6 +29,7 @@ from collections.abc import Iterator
 from speedmigrate.facts.arguments import deepspeed_configs
 from speedmigrate.facts.entry import EntryFacts, Site
 from speedmigrate.facts.loaders import HF_TRAINERS
+from speedmigrate.facts.models import models
 from speedmigrate.facts.places import model_of_parameters
 from speedmigrate.facts.syntax import call_argument, has_spread
 from speedmigrate.facts.value import Attr, Cls, Const, Display, Ext, Inst, Value
@@ -78,7 +79,7 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
 def _is_optimizer(value: Ext) -> bool:
     if value.name in _FUSED or value.name in _TORCH | _TORCH_ADAM | _TRANSFORMERS:
         return True
-    if value.package not in _PACKAGES or not value.last[:1].isupper():
+    if value.package not in _PACKAGES or not value.last[:1].isupper() or ".lr_scheduler" in value.name:
         return False
     inside = (
         ".optim." in value.name or value.name.startswith("bitsandbytes.optim") or value.package not in {"torch", "timm"}
@@ -97,7 +98,7 @@ def _is_optimizer(value: Ext) -> bool:
         "Muon",
         "GaLore",
     )
-    return inside and any(word in value.last for word in words) and "Scheduler" not in value.last
+    return inside and any(word in value.last for word in words) and not value.last.endswith(("Scheduler", "LR"))
 
 
 def _is_own(entry: EntryFacts, cls: Cls) -> bool:
@@ -242,7 +243,17 @@ def _flag(entry: EntryFacts, site: Site) -> str:
     if entry.target.torch >= (2, 4):
         return "True"
     model = model_of_parameters(site)
-    return f"next({model}.parameters()).is_cuda" if model else ""
+    return f"next({model}.parameters()).is_cuda" if model and _is_moved(entry) else ""
+
+
+def _is_moved(entry: EntryFacts) -> bool:
+    """Whether the run itself moves a model to a device; a Trainer would do so after the optimizer is built."""
+    for site in entry.sites:
+        func = site.node.func
+        if isinstance(func, ast.Attribute) and func.attr in {"to", "cuda"}:
+            if any(isinstance(model.value, Inst) for model in models(entry.values, site.expr.at(func.value))):
+                return True
+    return False
 
 
 def _keep(entry: EntryFacts, site: Site) -> list[Op]:

@@ -133,7 +133,9 @@ def _flags(entry: EntryFacts, settings: TrainerSettings) -> Iterator[Finding]:
         return
     if not entry.launches:
         yield RULE.finding(
-            "note", place, "no launch file in the repository passes bf16 or fp16: pass --bf16 True where you start it"
+            "note",
+            place,
+            "no launch file that is followed starts this script: pass --bf16 True where you start it",
         )
         return
     ops: list[Op] = []

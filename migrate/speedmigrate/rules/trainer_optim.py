@@ -19,18 +19,21 @@ torch 2.4 (the optimizer is built on CPU parameters there, and fused raises). A 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from speedmigrate.facts.arguments import Arguments
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.hftrainer import TrainerSettings, is_deepspeed, overrides, section, trainer_settings
 from speedmigrate.facts.syntax import call_argument, has_spread
-from speedmigrate.facts.value import Const, Expr
+from speedmigrate.facts.value import Attr, Const, Expr, Inst
 from speedmigrate.launch.find import Launch
 from speedmigrate.launch.flags import set_flag
 from speedmigrate.rule import Example, Finding, InsertStatement, Op, Replace, Rule, SetKeyword
 
 FUSED = "adamw_torch_fused"
+# Names of DeepSpeed and accelerate configs.
+_CONFIG = re.compile(r"deepspeed|zero|ds[_-]|accelerate", re.IGNORECASE)
 _SLOW = frozenset({"adamw_torch", "adamw_hf", "adamw_apex_fused"})
 
 
@@ -67,9 +70,8 @@ def _findings(entry: EntryFacts, settings: TrainerSettings) -> Iterator[Finding]
         )
     if owned and len(owned) == len(entry.launches):
         return
-    early = entry.target.torch < (2, 4) and any(
-        is_deepspeed(launch) for launch in entry.launches if launch not in owned
-    )
+    launched = any(is_deepspeed(launch) for launch in entry.launches if launch not in owned)
+    early = entry.target.torch < (2, 4) and (launched or _has_deepspeed_config(entry))
     if early:
         version = f"{'.'.join(map(str, entry.target.torch))} ({entry.target.torch_from})"
         yield RULE.finding(
@@ -82,6 +84,29 @@ def _findings(entry: EntryFacts, settings: TrainerSettings) -> Iterator[Finding]
     yield _change(entry, settings, arguments, [launch for launch in entry.launches if launch not in owned])
 
 
+def _set_default(entry: EntryFacts, arguments: Arguments) -> object:
+    """Return what `parser.set_defaults(optim=...)` sets, which wins over the field."""
+    parser = arguments.parser.node if arguments.parser is not None else None
+    for site in entry.methods:
+        given = call_argument(site.node, None, "optim")
+        for callee in site.callees if given is not None else ():
+            if isinstance(callee, Attr) and callee.name == "set_defaults" and isinstance(callee.of, Inst):
+                if callee.of.call.node is parser and isinstance(given, ast.Constant):
+                    return given.value
+    return None
+
+
+def _has_deepspeed_config(entry: EntryFacts) -> bool:
+    """Whether the root holds a config that may start any of its scripts under DeepSpeed."""
+    names = [path for path in entry.project.files if path.endswith((".yaml", ".yml", ".json"))]
+    for path in names:
+        if _CONFIG.search(path.rpartition("/")[2]):
+            source = entry.project.source(path)
+            if source is not None and ("zero_optimization" in source.text or "DEEPSPEED" in source.text):
+                return True
+    return False
+
+
 def _change(entry: EntryFacts, settings: TrainerSettings, arguments: Arguments, launches: list[Launch]) -> Finding:
     place = settings.loader.site.module.place(settings.loader.site.node)
     if arguments.literal is not None:
@@ -91,7 +116,7 @@ def _change(entry: EntryFacts, settings: TrainerSettings, arguments: Arguments, 
     library = (
         "adamw_torch_fused" if entry.target.transformers >= (4, 57) and entry.target.torch >= (2, 8) else "adamw_torch"
     )
-    current = library if found is None else found[0]
+    current = _set_default(entry, arguments) or (library if found is None else found[0])
     if current not in _SLOW | {FUSED}:
         return RULE.finding("refused", place, f"optim is {current!r}: another optimizer, left as it is")
     for launch in launches:
