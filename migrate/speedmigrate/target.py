@@ -46,7 +46,7 @@ class Target:
         if self.transformers >= (4, 30) or self.transformers_from == "default":
             return ""
         version = ".".join(map(str, self.transformers))
-        return f"transformers {version} ({self.transformers_from}) is below 4.30, from where on this is known to hold"
+        return f"transformers {version} ({self.transformers_from}) is below 4.30, the oldest that is supported here"
 
     def __str__(self) -> str:
         torch, transformers = (".".join(map(str, v)) for v in (self.torch, self.transformers))

@@ -261,10 +261,21 @@ def _walk(
             for callee in callees:
                 queue.extend(_entered(values, callee, expr))
             for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
-                if isinstance(argument, ast.Name | ast.Attribute | ast.Lambda):
+                if isinstance(argument, ast.Name | ast.Attribute | ast.Lambda | ast.Call):
                     for value in values.of(expr.at(argument)):
-                        if isinstance(value, Func):
-                            queue.append((value.module, value.node, Frame(value, None, value.receiver)))
+                        queue.extend(_called_later(values, value))
+
+
+def _called_later(values: Values, value: Value) -> Iterator[tuple[Module, ast.AST, Frame | None]]:
+    """Yield what a callee may call of its arguments: functions, and the `__call__` of objects
+    (`data.map(tokenize)`)."""
+    if isinstance(value, Func):
+        yield value.module, value.node, Frame(value, None, value.receiver)
+    elif isinstance(value, Inst) and isinstance(value.of, Cls):
+        call = values.method(value.of, "__call__")
+        if call is not None:
+            func = Func(call.module, call.node, value, call.outer)
+            yield call.module, call.node, Frame(func, None, value)
 
 
 def _entered(values: Values, callee: Value, expr: Expr) -> Iterator[tuple[Module, ast.AST, Frame | None]]:

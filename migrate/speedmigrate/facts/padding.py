@@ -100,7 +100,9 @@ def _collect_users(entry: EntryFacts, group: Padded) -> None:
         group.refusals += stray_uses(entries[path], built, rows=True)
     for call in wanted:
         if call.node not in seen:
-            group.refusals.append(call.hop(f"`{call.text[:50]}` is built here too and not followed to a loader"))
+            group.refusals.append(
+                call.hop(f"`{' '.join(call.text.split())[:50]}` is built here too and not followed to a loader")
+            )
 
 
 def _served_rows(entry: EntryFacts, group: Padded) -> Iterator[set[ast.AST]]:

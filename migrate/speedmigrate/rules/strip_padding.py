@@ -56,7 +56,7 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
             message = (
                 f"{group.name} pads to a fixed length, and the padding stays: {first.what} ({first.path}:{first.line})"
             )
-            yield RULE.finding("refused", place, message, evidence=tuple(group.refusals))
+            yield RULE.finding("refused", place, message, evidence=tuple(dict.fromkeys(group.refusals)))
             continue
         effect: Effect = "exact" if group.side == "right" else "corrects"
         ops = [*_strip(group), *(op for served in group.served for op in collator_ops(served))]
