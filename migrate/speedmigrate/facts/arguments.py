@@ -143,6 +143,12 @@ def zero_stage(doc: JsonDoc) -> int | None:
     return stage if isinstance(stage, int) else None
 
 
+def offloads(entry: EntryFacts, launch: Launch) -> bool:
+    """Say whether a launch's DeepSpeed config moves the optimizer off the GPU."""
+    devices = {doc.get("zero_optimization", "offload_optimizer", "device") for doc in deepspeed_configs(entry, launch)}
+    return bool(devices & {"cpu", "nvme"})
+
+
 def is_on(value: str | None, literal: bool) -> bool | None:
     """Return what a boolean flag of a launch file says, None where it cannot be read."""
     if value is None:

@@ -207,6 +207,9 @@ class Calls(Expressions):
                 self.use.added_keys = True
         if found[0].is_transformers:
             self.mask_given(node)
+            for argument in [*node.args, *(k.value for k in node.keywords if k.arg is not None)]:
+                if self.eval(argument) is None and not self.is_plain(argument):
+                    self.problem(argument, "the model gets something that is not followed")
             labels = call_argument(node, None, "labels")
             if labels is not None and isinstance(given := self.eval(labels), Track) and given.key is not None:
                 self.use.counted.setdefault(given.key, self.module.hop(node, "the labels of the model"))

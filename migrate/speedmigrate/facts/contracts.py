@@ -28,6 +28,7 @@ _HARMLESS = frozenset(
     "_save save_model _save_checkpoint create_optimizer create_scheduler create_optimizer_and_scheduler log "
     "_load_from_checkpoint save_state save_metrics print_trainable_parameters".split()
 )
+_PATCHED = frozenset({"compute_loss", "training_step", "forward", "neftune_noise_alpha", "group_by_length"})
 _HOOKS = frozenset(
     "register_forward_hook register_forward_pre_hook register_full_backward_hook register_module_forward_hook".split()
 )
@@ -157,10 +158,15 @@ def _late_pads(served: Served, codes: dict[Key, Slot]) -> Iterator[Hop]:
     home = site.module.scope(site.node)
     for module, scope, frame in served.entry.scopes:
         for node in own_nodes(scope):
+            added = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if added and node.func.attr == "add_special_tokens":  # type: ignore[attr-defined]
+                line = _line_at_home(module, scope, frame, node, home)
+                if line is None or line > site.node.lineno:
+                    yield module.hop(node, "special tokens may be added after the loader is built")
             if not (isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)):
                 continue
             owners = served.entry.values.of(Expr(module, node.value, frame)) if node.attr in constants else ()
-            if any(isinstance(owner, ModuleRef) for owner in owners):
+            if any(isinstance(owner, ModuleRef | Cls) for owner in owners):
                 yield module.hop(node, f"`{module.text(node)}` changes a constant of another file")
             if node.attr in attributes | {"pad_token", "pad_token_id"}:
                 line = _line_at_home(module, scope, frame, node, home)
@@ -257,10 +263,13 @@ def _hook_problems(entry: EntryFacts) -> Iterator[Hop]:
         func = site.node.func
         if isinstance(func, ast.Attribute) and func.attr in _HOOKS:
             yield site.expr.hop("a hook sees the padded positions")
-        if any(
-            isinstance(callee, Ext) and callee.name in {"builtins.exec", "builtins.eval"} for callee in site.callees
-        ):
-            yield site.expr.hop("code made at run time is not read")
+        names = {callee.name for callee in site.callees if isinstance(callee, Ext)}
+        if names & {"builtins.exec", "builtins.eval", "builtins.globals"}:
+            yield site.expr.hop("what is made at run time is not read")
+        if "builtins.setattr" in names and site.node.args:
+            owners = entry.values.of(site.expr.at(site.node.args[0]))
+            if any(isinstance(owner, ModuleRef | Cls) for owner in owners):
+                yield site.expr.hop("a constant is set at run time")
         if call_argument(site.node, None, "output_router_logits") is not None:
             yield site.expr.hop("the router's loss counts every position")
 
@@ -268,10 +277,11 @@ def _hook_problems(entry: EntryFacts) -> Iterator[Hop]:
 def _trainer_problems(entry: EntryFacts, loader: Loader) -> Iterator[Hop]:
     """Yield what else of a run under HF Trainer reads the padded width."""
     yield from _hook_problems(entry)
-    for name in ("compute_metrics", "preprocess_logits_for_metrics"):
+    yield from _callbacks(entry)
+    for name in ("compute_metrics", "preprocess_logits_for_metrics", "compute_loss_func"):
         given = loader.argument(name)
         if given is not None and not (isinstance(given.node, ast.Constant) and given.node.value is None):
-            yield given.hop(f"{name} may read predictions over the padded width")
+            yield given.hop(f"{name} may read the padded width")
     for site in entry.sites:
         func = site.node.func
         if isinstance(func, ast.Attribute) and func.attr == "predict":
@@ -286,11 +296,19 @@ def _trainer_problems(entry: EntryFacts, loader: Loader) -> Iterator[Hop]:
             if flag is not None and flag.value not in {"False", "false", "0"}:
                 yield Hop(launch.path, flag.line, f"--{word} depends on the padded length")
     for module, scope, _ in entry.scopes:
-        if isinstance(scope, FunctionNode) and "train_dataloader" in {a.arg for a in all_arguments(scope.args)}:
-            yield module.hop(scope, "a callback reads the batches")
         for node in own_nodes(scope):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in _PATCHED:
+                yield module.hop(node, f"`{module.text(node)}` is set at run time")
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == "data_collator":
                 yield module.hop(node, "the collator is set again here")
+
+
+def _callbacks(entry: EntryFacts) -> Iterator[Hop]:
+    """Yield methods of the run's files that take the training loader, as a TrainerCallback's do."""
+    for module in {module for module, _, _ in entry.scopes}:
+        for node in ast.walk(module.tree):
+            if isinstance(node, FunctionNode) and "train_dataloader" in {a.arg for a in all_arguments(node.args)}:
+                yield module.hop(node, "a callback reads the batches")
 
 
 def _model_hop(model: Model, loader: Loader, why: str) -> Hop:

@@ -119,6 +119,8 @@ class _Forwards:
                 return "a table of a fixed size is used whole"
         if isinstance(node, ast.Lambda):
             return "a lambda is not followed"
+        if isinstance(node, ast.BinOp):
+            return self.why_arithmetic(module, function, node)
         return ""
 
     def why_call(self, module: Module, function: FunctionNode, node: ast.Call) -> str:
@@ -133,6 +135,12 @@ class _Forwards:
             return _why_shape(function, node)
         if name in _REDUCTIONS:
             return self.why_reduction(module, node, name)
+        if name == "arange" and (len(node.args) > 2 or (len(node.args) == 2 and ast.unparse(node.args[0]) != "0")):
+            return "positions that do not count up from 0"
+        if name in {"matmul", "bmm"}:
+            left = _receiver(node) if len(node.args) == 1 else node.args[:1]
+            if any(map(_is_transposition, left)):
+                return "a product over something other than the features"
         if name == "flatten":
             return "positions are flattened" if node.args else ""
         if name in _FREE or (isinstance(node.func, ast.Name) and name in _BUILTINS):
@@ -140,6 +148,19 @@ class _Forwards:
         if name == "cross_entropy":
             return ""
         return self.why_callee(module, node)
+
+    def why_arithmetic(self, module: Module, function: FunctionNode, node: ast.BinOp) -> str:
+        """A product must not run over the positions, and the length is for shapes and slices alone."""
+        if isinstance(node.op, ast.MatMult):
+            return "a product over something other than the features" if _is_transposition(node.left) else ""
+        lengths = _lengths(function)
+        for operand in (node.left, node.right):
+            text = ast.unparse(operand)
+            if text in lengths or text.endswith((".shape[1]", ".size(1)")):
+                around = next(p for p in module.ancestors(node) if isinstance(p, ast.Call | ast.Subscript | ast.stmt))
+                if not isinstance(around, ast.Call | ast.Subscript):
+                    return "the length is computed with"
+        return ""
 
     def why_callee(self, module: Module, node: ast.Call) -> str:
         """Layers that were looked at where they are built, functions of the root, classes that hold the output."""
@@ -162,13 +183,32 @@ class _Forwards:
         functional = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) in _MODULES
         dim = call_argument(node, 1 if functional else 0, "dim")
         text = "" if dim is None else ast.unparse(dim)
+        subject = node.args[:1] if functional else _receiver(node)
+        if any(_is_turned(module, each) for each in subject):
+            return "reduces over something other than the features"
         if text not in {"-1", "(-1,)"}:
             return "reduces over something other than the last dimension"
         if name in {"softmax", "log_softmax"}:
-            if not self.masked:
+            if not self.masked or not all(self.is_masked(module, each, 0) for each in subject):
                 return "attention is not seen to be causal"
             self.causal = self.causal or module.hop(node, "attention has a triangular mask")
         return ""
+
+    def is_masked(self, module: Module, node: ast.expr, depth: int) -> bool:
+        """Whether scores have gone through a triangular mask: a buffer that holds one, or `tril`/`triu` in place."""
+        for child in ast.walk(node):
+            if isinstance(child, ast.Attribute) and (child.attr in self.tables or child.attr in {"tril", "triu"}):
+                return True
+        names = [child for child in ast.walk(node) if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load)]
+        for name in names if depth < 5 else ():
+            for binding in reaching(module, module.scope(name), name.id, name):
+                if (
+                    binding.value is not None
+                    and binding.value is not node
+                    and self.is_masked(module, binding.value, depth + 1)
+                ):
+                    return True
+        return False
 
     def why_subscript(self, node: ast.Subscript) -> str:
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else []
@@ -180,19 +220,42 @@ class _Forwards:
         return ""
 
 
+def _receiver(node: ast.Call) -> list[ast.expr]:
+    return [node.func.value] if isinstance(node.func, ast.Attribute) else []
+
+
+def _lengths(function: FunctionNode) -> set[str]:
+    """Return the names that hold the length: the second of an unpacked shape, or `x.size(1)`."""
+    found: set[str] = set()
+    for child in own_nodes(function):
+        if isinstance(child, ast.Assign):
+            text = ast.unparse(child.value)
+            target = child.targets[0]
+            if (
+                isinstance(target, ast.Tuple)
+                and len(target.elts) >= 2
+                and text.endswith((".shape", ".size()", ".shape[:2]"))
+            ):
+                found.add(ast.unparse(target.elts[1]))
+            if isinstance(target, ast.Name) and text.endswith((".shape[1]", ".size(1)")):
+                found.add(target.id)
+    return found
+
+
 def _is_turned(module: Module, node: ast.expr) -> bool:
     """Whether an argument comes straight out of a transposition, so that its last dimension may be the positions."""
     found = [node]
     if isinstance(node, ast.Name):
         bindings = reaching(module, module.scope(node), node.id, node)
         found = [binding.value for binding in bindings if binding.value is not None]
-    for value in found:
-        func = value.func if isinstance(value, ast.Call) else None
-        if isinstance(func, ast.Attribute) and func.attr in {"transpose", "permute", "swapaxes", "swapdims", "t"}:
-            return True
-        if isinstance(value, ast.Attribute) and value.attr in {"T", "mT", "H"}:
-            return True
-    return False
+    return any(_is_transposition(value) for value in found)
+
+
+def _is_transposition(value: ast.expr) -> bool:
+    func = value.func if isinstance(value, ast.Call) else None
+    if isinstance(func, ast.Attribute) and func.attr in {"transpose", "permute", "swapaxes", "swapdims", "t"}:
+        return True
+    return isinstance(value, ast.Attribute) and value.attr in {"T", "mT", "H"}
 
 
 def _is_part_of_self(node: ast.expr) -> bool:

@@ -20,7 +20,7 @@ _LOADED = frozenset(
     "WeightedRandomSampler BatchSampler SubsetRandomSampler Trainer Seq2SeqTrainer".split()
 )
 _HARMLESS = frozenset(
-    "builtins.len builtins.isinstance builtins.print builtins.type builtins.id builtins.list builtins.super".split()
+    "builtins.len builtins.isinstance builtins.print builtins.type builtins.id builtins.super".split()
 )
 _ITERATING = frozenset(
     "builtins.enumerate builtins.iter builtins.zip tqdm.tqdm tqdm.auto.tqdm itertools.islice".split()
@@ -131,8 +131,11 @@ def _only_shows(entry: EntryFacts, module: Module, start: ast.stmt, frame: Frame
     function = module.function(start)
     scope: ast.AST = function if function is not None else module.tree
     tainted: set[str] = set(module.binds(start))
-    if not tainted and not isinstance(start, ast.Expr):
-        return False
+    if not tainted:
+        calls = [node for node in ast.walk(start) if isinstance(node, ast.Call)]
+        return isinstance(start, ast.Expr) and all(
+            _is_shown(entry, Expr(module, node.func, frame), node, tainted) for node in calls
+        )
     for node in own_nodes(scope):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.For) and _reads(node, tainted):
             tainted |= module.binds(node)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from speedmigrate.facts.arguments import deepspeed_configs
+from speedmigrate.facts.arguments import offloads
 from speedmigrate.facts.entry import EntryFacts, Site
 from speedmigrate.facts.loaders import HF_TRAINERS
 from speedmigrate.facts.models import models
@@ -174,7 +174,7 @@ def _reason(entry: EntryFacts, site: Site, name: str) -> str:
     if entry.target.torch < (2, 0):
         version = ".".join(map(str, entry.target.torch))
         return f"fused AdamW needs torch>=2.0, the target is {version} ({entry.target.torch_from})"
-    if any(_offloads(entry, launch) for launch in entry.launches):
+    if any(offloads(entry, launch) for launch in entry.launches):
         return "a launch file offloads the optimizer to the CPU"
     if name in _TRANSFORMERS and len(node.args) > len(_ORDER):
         return "transformers.AdamW gets positional arguments beyond weight_decay"
@@ -212,14 +212,6 @@ def _keys(value: Value) -> set[str] | None:
     return None
 
 
-def _offloads(entry: EntryFacts, launch: object) -> bool:
-    from speedmigrate.launch.find import Launch
-
-    assert isinstance(launch, Launch)
-    devices = {doc.get("zero_optimization", "offload_optimizer", "device") for doc in deepspeed_configs(entry, launch)}
-    return bool(devices & {"cpu", "nvme"})
-
-
 def _transformers_ops(site: Site) -> list[Op]:
     module, node = site.module, site.node
     start, end = module.source.span(node)
@@ -243,7 +235,8 @@ def _flag(entry: EntryFacts, site: Site) -> str:
     if entry.target.torch >= (2, 4):
         return "True"
     model = model_of_parameters(site)
-    return f"next({model}.parameters()).is_cuda" if model and _is_moved(entry) else ""
+    # `or None` leaves torch its own choice elsewhere: an explicit False would also switch foreach off.
+    return f"next({model}.parameters()).is_cuda or None" if model and _is_moved(entry) else ""
 
 
 def _is_moved(entry: EntryFacts) -> bool:
@@ -306,7 +299,7 @@ for batch in torch.load("batches.pt"):
 from transformers import AutoModelForCausalLM
 
 model = AutoModelForCausalLM.from_pretrained("gpt2").cuda()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=next(model.parameters()).is_cuda)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=next(model.parameters()).is_cuda or None)
 for batch in torch.load("batches.pt"):
     loss = model(**batch).loss
     loss.backward()

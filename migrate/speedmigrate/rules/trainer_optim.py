@@ -22,7 +22,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from speedmigrate.facts.arguments import Arguments
+from speedmigrate.facts.arguments import Arguments, offloads
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.hftrainer import TrainerSettings, is_deepspeed, overrides, section, trainer_settings
 from speedmigrate.facts.syntax import call_argument, has_spread
@@ -69,6 +69,10 @@ def _findings(entry: EntryFacts, settings: TrainerSettings) -> Iterator[Finding]
             "done", place, f"the DeepSpeed config of {launch.path} has an optimizer section, which owns it"
         )
     if owned and len(owned) == len(entry.launches):
+        return
+    offloaded = [launch for launch in entry.launches if launch not in owned and offloads(entry, launch)]
+    if offloaded:
+        yield RULE.finding("refused", place, f"{offloaded[0].path} offloads the optimizer to the CPU")
         return
     launched = any(is_deepspeed(launch) for launch in entry.launches if launch not in owned)
     early = entry.target.torch < (2, 4) and (launched or _has_deepspeed_config(entry))
