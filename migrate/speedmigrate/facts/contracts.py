@@ -28,6 +28,7 @@ _HARMLESS = frozenset(
     "_save save_model _save_checkpoint create_optimizer create_scheduler create_optimizer_and_scheduler log "
     "_load_from_checkpoint save_state save_metrics print_trainable_parameters".split()
 )
+_SET_LATER = frozenset({"reduction", "ignore_index", "cross_entropy", "collate_fn"})
 _PATCHED = frozenset({"compute_loss", "training_step", "forward", "neftune_noise_alpha", "group_by_length"})
 _HOOKS = frozenset(
     "register_forward_hook register_forward_pre_hook register_full_backward_hook register_module_forward_hook".split()
@@ -259,6 +260,11 @@ def _mask_problems(loader: Loader, slots: tuple[Slot, ...]) -> list[Hop]:
 
 def _hook_problems(entry: EntryFacts) -> Iterator[Hop]:
     """Yield hooks that see the hidden states, and losses of a router that count every position."""
+    for module, scope, _ in entry.scopes:
+        for node in own_nodes(scope):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in _SET_LATER:
+                if not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+                    yield module.hop(node, f"`{module.text(node)}` is set at run time")
     for site in entry.sites:
         func = site.node.func
         if isinstance(func, ast.Attribute) and func.attr in _HOOKS:

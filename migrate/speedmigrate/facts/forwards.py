@@ -44,6 +44,7 @@ _REDUCTIONS = frozenset(
     "mean sum max min norm std var softmax log_softmax cat argmax cumsum normalize amax logsumexp".split()
 )
 _MODULES = frozenset({"torch", "F", "nn.functional", "torch.nn.functional"})
+_SIZED = frozenset("arange ones zeros full empty expand range repeat_interleave triu tril".split())
 _SHAPES = frozenset({"view", "reshape"})
 # Words of a branch that runs without targets, or with a cache.
 _INFERENCE_WORDS = ("targets", "labels", "past_key_value", "kv_cache", "use_cache")
@@ -158,7 +159,8 @@ class _Forwards:
             text = ast.unparse(operand)
             if text in lengths or text.endswith((".shape[1]", ".size(1)")):
                 around = next(p for p in module.ancestors(node) if isinstance(p, ast.Call | ast.Subscript | ast.stmt))
-                if not isinstance(around, ast.Call | ast.Subscript):
+                shaped = isinstance(around, ast.Call) and _called(around) in _SIZED | _SHAPES
+                if not (shaped or isinstance(around, ast.Subscript)):
                     return "the length is computed with"
         return ""
 
@@ -218,6 +220,10 @@ class _Forwards:
             if index == 1 and (fixed or isinstance(inner, ast.Name | ast.BinOp | ast.Attribute)):
                 return "takes positions by their number"
         return ""
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def _receiver(node: ast.Call) -> list[ast.expr]:

@@ -98,6 +98,8 @@ def _collect_users(entry: EntryFacts, group: Padded) -> None:
     for path in sorted(entries):
         built = {node for rows in _served_rows(entries[path], group) for node in rows}
         group.refusals += stray_uses(entries[path], built, rows=True)
+    for path in entry.project.unreadable_mentioning(owner.name):
+        group.refusals.append(Hop(path, 1, f"this file mentions {owner.name} and cannot be parsed"))
     for call in wanted:
         if call.node not in seen:
             group.refusals.append(
@@ -133,6 +135,10 @@ def _constructions(entry: EntryFacts, cls: Cls) -> list[Expr]:
         if found is not None and own is not None and found.node is own.node:
             inheriting[node] = candidate
     calls: list[Expr] = []
+    for node, candidate in classes.items():
+        found = entry.values.method(candidate, "__getitem__")
+        if node not in inheriting and found is not None and "__getitem__(" in candidate.module.text(found.node):
+            calls.append(Expr(candidate.module, ast.copy_location(ast.Name(node.name, ast.Load()), node)))
     for candidate in inheriting.values():
         for module in entry.project.modules_mentioning(candidate.node.name):
             for node in ast.walk(module.tree):
@@ -164,7 +170,7 @@ def _refuse(group: Padded) -> None:
     """Collect every reason for which the padding must stay."""
     if isinstance(group.func.node, FunctionNode) and group.func.node.decorator_list:
         group.refusals.append(group.func.module.hop(group.func.node, f"{group.name} is decorated"))
-    group.refusals += _shared_helpers(group)
+    group.refusals += [*_shared_helpers(group), *_read_by_itself(group)]
     for rows in group.rows:
         group.refusals += [hop for hop in rows.problems if hop not in group.refusals]
         if _side(rows) is None:
@@ -180,6 +186,17 @@ def _refuse(group: Padded) -> None:
         if isinstance(found, Contract):
             continue
         group.refusals += [hop for hop in found if hop not in group.refusals]
+
+
+def _read_by_itself(group: Padded) -> Iterator[Hop]:
+    """Yield places where a data set's own class reads its rows."""
+    owners = {rows.dataset.of.node: rows.dataset.of for rows in group.rows if isinstance(rows.dataset.of, Cls)}
+    for cls in owners.values():
+        for function in cls.node.body:
+            first = function.args.args[0].arg if isinstance(function, FunctionNode) and function.args.args else ""
+            for node in ast.walk(function) if first else ():
+                if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == first:
+                    yield cls.module.hop(node, "the data set reads its own rows")
 
 
 def _shared_helpers(group: Padded) -> Iterator[Hop]:

@@ -76,6 +76,11 @@ class Project:
             if module is not None:
                 yield module
 
+    def unreadable_mentioning(self, word: str) -> tuple[str, ...]:
+        """Return the .py files that hold `word` and cannot be parsed."""
+        list(self.modules_mentioning(word))
+        return tuple(path for path in self._mentioning[word] if self.module(path) is None)
+
     def find(self, importer: Module, module: str, level: int = 0) -> str | None:
         """Return the file that `module` means in `importer`, or None where it is outside the root or ambiguous."""
         parts = [part for part in module.split(".") if part]

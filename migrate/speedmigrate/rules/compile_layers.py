@@ -146,6 +146,8 @@ def _site_reasons(entry: EntryFacts, expr: object, node: ast.Call, callees: tupl
             "megatron",
         }:
             yield expr.hop(f"{callee.package} is in use")
+        if isinstance(callee, Ext) and callee.name.startswith("torch.jit."):
+            yield expr.hop(f"{callee.name} makes a script of the model")
         if isinstance(callee, Ext) and callee.last in {
             "PPOTrainer",
             "GRPOTrainer",

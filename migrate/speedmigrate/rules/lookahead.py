@@ -25,6 +25,7 @@ from speedmigrate.facts.contracts import Contract, Served, contract
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.loaders import Loader
 from speedmigrate.facts.padding import Padded, padded_datasets
+from speedmigrate.facts.syntax import call_argument
 from speedmigrate.facts.value import Const, Ext, Inst
 from speedmigrate.requirements import runtime_requirement
 from speedmigrate.rule import AddImport, Example, Finding, InsertStatement, Op, Place, Rule, Wrap
@@ -88,6 +89,10 @@ def _ordered(entry: EntryFacts, loader: Loader) -> str:
         if isinstance(value, Inst) and isinstance(value.of, Ext)
         and value.of.last in {"RandomSampler", "DistributedSampler", "WeightedRandomSampler", "SubsetRandomSampler"}
     ]  # fmt: skip
+    for value in random:
+        order = call_argument(value.call.node, None, "shuffle") if isinstance(value.call.node, ast.Call) else None
+        if isinstance(order, ast.Constant) and order.value is False:
+            return "its sampler does not shuffle"
     nothing = [value for value in kinds if isinstance(value, Const) and value.value is None]
     if len(random) + len(nothing) < len(kinds):
         return "its sampler is not one of torch's random samplers"

@@ -142,7 +142,7 @@ def _shared(entry: EntryFacts, site: Site) -> Hop | None:
 def _autocast(entry: EntryFacts, site: Site, plan: _Plan) -> None:
     names = {callee.name for callee in site.callees if isinstance(callee, Ext)}
     position = 0 if any(".cuda.amp." in name for name in names) else 1
-    given = call_argument(site.node, None, "dtype") or (call_argument(site.node, 1, None) if position else None)
+    given = call_argument(site.node, 1, "dtype")
     device = call_argument(site.node, 0, "device_type") if position else None
     if isinstance(device, ast.Constant) and device.value == "cpu":
         plan.done.append(site.expr.hop("autocast on the CPU is bfloat16 already"))
@@ -277,6 +277,9 @@ def _scaler(entry: EntryFacts, site: Site, plan: _Plan) -> None:
     shared = _shared(entry, site)
     if shared is not None:
         plan.refusals.append(shared)
+        return
+    if len(site.node.args) > 4:
+        plan.refusals.append(site.expr.hop("the scaler's arguments are positional"))
         return
     given = call_argument(site.node, None, "enabled")
     if isinstance(given, ast.Constant) and given.value is False:

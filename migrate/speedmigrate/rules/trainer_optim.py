@@ -75,7 +75,8 @@ def _findings(entry: EntryFacts, settings: TrainerSettings) -> Iterator[Finding]
         yield RULE.finding("refused", place, f"{offloaded[0].path} offloads the optimizer to the CPU")
         return
     launched = any(is_deepspeed(launch) for launch in entry.launches if launch not in owned)
-    early = entry.target.torch < (2, 4) and (launched or _has_deepspeed_config(entry))
+    unknown = not entry.launches and _has_deepspeed_config(entry)
+    early = entry.target.torch < (2, 4) and (launched or unknown)
     if early:
         version = f"{'.'.join(map(str, entry.target.torch))} ({entry.target.torch_from})"
         yield RULE.finding(
