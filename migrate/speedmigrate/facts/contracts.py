@@ -28,7 +28,7 @@ _HARMLESS = frozenset(
     "_save save_model _save_checkpoint create_optimizer create_scheduler create_optimizer_and_scheduler log "
     "_load_from_checkpoint save_state save_metrics print_trainable_parameters".split()
 )
-_SET_LATER = frozenset({"reduction", "ignore_index", "cross_entropy", "collate_fn"})
+_SET_LATER = frozenset({"reduction", "ignore_index", "cross_entropy", "collate_fn", "forward"})
 _PATCHED = frozenset({"compute_loss", "training_step", "forward", "neftune_noise_alpha", "group_by_length"})
 _HOOKS = frozenset(
     "register_forward_hook register_forward_pre_hook register_full_backward_hook register_module_forward_hook".split()

@@ -138,6 +138,8 @@ class _Forwards:
             return self.why_reduction(module, node, name)
         if name == "arange" and (len(node.args) > 2 or (len(node.args) == 2 and ast.unparse(node.args[0]) != "0")):
             return "positions that do not count up from 0"
+        if name in {"layer_norm", "rms_norm"} and ".shape[1" in ast.unparse(node):
+            return "normalises over the positions"
         if name in {"matmul", "bmm"}:
             left = _receiver(node) if len(node.args) == 1 else node.args[:1]
             if any(map(_is_transposition, left)):
