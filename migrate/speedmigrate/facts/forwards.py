@@ -160,9 +160,7 @@ class _Forwards:
         for operand in (node.left, node.right):
             text = ast.unparse(operand)
             if text in lengths or text.endswith((".shape[1]", ".size(1)")):
-                around = next(p for p in module.ancestors(node) if isinstance(p, ast.Call | ast.Subscript | ast.stmt))
-                shaped = isinstance(around, ast.Call) and _called(around) in _SIZED | _SHAPES
-                if not (shaped or isinstance(around, ast.Subscript)):
+                if not _is_for_a_shape(module, node):
                     return "the length is computed with"
         return ""
 
@@ -222,6 +220,20 @@ class _Forwards:
             if index == 1 and (fixed or isinstance(inner, ast.Name | ast.BinOp | ast.Attribute)):
                 return "takes positions by their number"
         return ""
+
+
+def _is_for_a_shape(module: Module, node: ast.AST) -> bool:
+    """Whether a number is an argument of a call that makes or changes a shape, or the bound of a slice."""
+    child = node
+    for parent in module.ancestors(node):
+        if isinstance(parent, ast.Call):
+            return child is not parent.func and _called(parent) in _SIZED | _SHAPES
+        if isinstance(parent, ast.Subscript):
+            return child is parent.slice
+        if isinstance(parent, ast.stmt):
+            return False
+        child = parent
+    return False
 
 
 def _called(node: ast.Call) -> str:
