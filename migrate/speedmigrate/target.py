@@ -41,6 +41,11 @@ class Target:
     arch_from: str = "default"
 
     @property
+    def torch_said(self) -> str:
+        """torch's version and where it was read, for reasons."""
+        return f"{'.'.join(map(str, self.torch))} ({self.torch_from})"
+
+    @property
     def old_transformers(self) -> str:
         """Why nothing of transformers can be relied on, where it is below 4.30; else nothing."""
         if self.transformers >= (4, 30) or self.transformers_from == "default":

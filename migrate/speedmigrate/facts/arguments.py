@@ -13,8 +13,6 @@ from speedmigrate.facts.value import Attr, Cls, Const, Expr, Ext, Inst, Result, 
 from speedmigrate.launch.find import Launch
 from speedmigrate.launch.jsonfile import JsonDoc, read_json
 
-TRUE_WORDS = frozenset({"true", "1", "yes", "y", "t", None})
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arguments:

@@ -9,7 +9,7 @@ from speedmigrate.facts.batchexpr import SAME, Expressions
 from speedmigrate.facts.carry import carry
 from speedmigrate.facts.models import Model, forward, models
 from speedmigrate.facts.module import FunctionNode
-from speedmigrate.facts.syntax import call_argument
+from speedmigrate.facts.syntax import call_argument, called_name
 from speedmigrate.facts.tracks import Track, Tracked, is_own, single
 from speedmigrate.facts.value import Cls, Const, Expr, Ext, Frame, Func, Inst, Value
 from speedmigrate.facts.values import Values
@@ -40,7 +40,7 @@ class Calls(Expressions):
             return None
         if self.is_model(node, arguments):
             return self.run_model(node)
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = called_name(node)
         if name == "len" and len(arguments) == 1:
             only = single(arguments[0])
             return Track("width") if only is not None and only.kind not in {"field", "batch"} else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from speedmigrate.facts.module import FunctionNode
-from speedmigrate.facts.syntax import call_argument, own_nodes
+from speedmigrate.facts.syntax import call_argument, called_name, own_nodes
 from speedmigrate.facts.value import Cls, Const, Expr, Ext, Func, Inst, Value
 from speedmigrate.facts.values import Values
 from speedmigrate.rule import Hop
@@ -63,7 +63,7 @@ def _padding_place(values: Values, func: Func, depth: int) -> Hop | None:
     for node in own_nodes(func.node):
         if not isinstance(node, ast.Call):
             continue
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = called_name(node)
         padding = call_argument(node, None, "padding")
         plain = padding is None or (isinstance(padding, ast.Constant) and padding.value in {True, "longest"})
         if name == "pad_sequence" or (name == "pad" and plain and call_argument(node, None, "max_length") is None):

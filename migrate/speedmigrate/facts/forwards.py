@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from speedmigrate.facts.models import Model, model_classes
 from speedmigrate.facts.module import FunctionNode, Module
 from speedmigrate.facts.reaching import reaching
-from speedmigrate.facts.syntax import call_argument, own_nodes
+from speedmigrate.facts.syntax import call_argument, called_name, own_nodes
 from speedmigrate.facts.value import Cls, Const, Expr, Ext, Func, Inst, Unknown
 from speedmigrate.facts.values import Values
 from speedmigrate.rule import Hop
@@ -125,7 +125,7 @@ class _Forwards:
         return ""
 
     def why_call(self, module: Module, function: FunctionNode, node: ast.Call) -> str:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = called_name(node)
         if _is_part_of_self(node.func) and any(_is_turned(module, argument) for argument in node.args):
             return "a layer over something other than the features"
         if _is_part_of_self(node.func) and name not in _SHAPES:
@@ -227,17 +227,13 @@ def _is_for_a_shape(module: Module, node: ast.AST) -> bool:
     child = node
     for parent in module.ancestors(node):
         if isinstance(parent, ast.Call):
-            return child is not parent.func and _called(parent) in _SIZED | _SHAPES
+            return child is not parent.func and called_name(parent) in _SIZED | _SHAPES
         if isinstance(parent, ast.Subscript):
             return child is parent.slice
         if isinstance(parent, ast.stmt):
             return False
         child = parent
     return False
-
-
-def _called(node: ast.Call) -> str:
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
 def _receiver(node: ast.Call) -> list[ast.expr]:

@@ -40,9 +40,7 @@ class Loader:
     spread: bool
 
     def argument(self, name: str) -> Expr | None:
-        order = _LOADER_ORDER if self.kind == "DataLoader" else _TRAINER_ORDER
-        found = call_argument(self.site.node, order.index(name) if name in order else None, name)
-        return None if found is None else self.site.expr.at(found)
+        return _argument(self.site, self.kind, name)
 
     @property
     def hop(self) -> Hop:
@@ -58,20 +56,22 @@ def _loaders(entry: EntryFacts) -> tuple[Loader, ...]:
     found: dict[ast.AST, Loader] = {}
     for site, callee in entry.calls("torch", "DataLoader"):
         if isinstance(callee, Ext):
-            found.setdefault(site.node, _loader(site, "DataLoader", ("dataset",), "collate_fn", _LOADER_ORDER))
+            found.setdefault(site.node, _loader(site, "DataLoader", ("dataset",), "collate_fn"))
     for site, _ in entry.calls("transformers", *HF_TRAINERS):
         names = ("train_dataset", "eval_dataset")
-        found.setdefault(site.node, _loader(site, "Trainer", names, "data_collator", _TRAINER_ORDER))
+        found.setdefault(site.node, _loader(site, "Trainer", names, "data_collator"))
     return tuple(found.values())
 
 
-def _loader(site: Site, kind: Kind, data: tuple[str, ...], collate: str, order: tuple[str, ...]) -> Loader:
-    def argument(name: str) -> Expr | None:
-        node = call_argument(site.node, order.index(name) if name in order else None, name)
-        return None if node is None else site.expr.at(node)
+def _argument(site: Site, kind: Kind, name: str) -> Expr | None:
+    order = _LOADER_ORDER if kind == "DataLoader" else _TRAINER_ORDER
+    found = call_argument(site.node, order.index(name) if name in order else None, name)
+    return None if found is None else site.expr.at(found)
 
-    datasets = tuple((name, expr) for name in data for expr in [argument(name)] if expr is not None)
-    return Loader(site, kind, datasets, argument(collate), has_spread(site.node))
+
+def _loader(site: Site, kind: Kind, data: tuple[str, ...], collate: str) -> Loader:
+    datasets = tuple((name, expr) for name in data for expr in [_argument(site, kind, name)] if expr is not None)
+    return Loader(site, kind, datasets, _argument(site, kind, collate), has_spread(site.node))
 
 
 @dataclass(frozen=True, slots=True)

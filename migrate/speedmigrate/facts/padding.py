@@ -12,6 +12,7 @@ from speedmigrate.facts.entry import EntryFacts, looks_like_entry
 from speedmigrate.facts.loaders import loaders, sources
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.rowvalue import Number, Record, Rows, Seq, Side
+from speedmigrate.facts.syntax import called_name
 from speedmigrate.facts.uses import stray_uses
 from speedmigrate.facts.value import Cls, Expr, Func
 from speedmigrate.rule import Hop
@@ -210,14 +211,10 @@ def _shared_helpers(group: Padded) -> Iterator[Hop]:
             continue
         for module in entry.project.modules_mentioning(function.name):
             for node in ast.walk(module.tree):
-                if isinstance(node, ast.Call) and _names(node.func) == function.name:
+                if isinstance(node, ast.Call) and called_name(node) == function.name:
                     around = {parent for parent in module.ancestors(node) if isinstance(parent, ast.ClassDef)}
                     if not around & owners:
                         yield module.hop(node, f"{function.name} pads for others too: {module.text(node)[:50]}")
-
-
-def _names(func: ast.expr) -> str:
-    return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
 
 
 def _shape_refusals(rows: Rows, record: Record, node: ast.AST) -> list[Hop]:

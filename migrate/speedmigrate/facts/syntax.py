@@ -33,6 +33,11 @@ def call_argument(call: ast.Call, position: int | None, name: str | None) -> ast
     return None
 
 
+def called_name(node: ast.Call) -> str:
+    """Return the last name of what is called (`f` of `f()` and of `x.f()`), empty where it has none."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
 def has_spread(call: ast.Call) -> bool:
     """Say whether a call has `*args` or `**kwargs`."""
     return any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.module import FunctionNode, Module
-from speedmigrate.facts.syntax import own_nodes
+from speedmigrate.facts.syntax import called_name, own_nodes
 from speedmigrate.facts.value import Attr, Cls, Expr, Ext, Frame, Func, Inst, Value
 from speedmigrate.rule import Hop
 
@@ -158,7 +158,7 @@ def _reads(node: ast.AST, names: set[str]) -> bool:
 
 
 def _is_shown(entry: EntryFacts, func: Expr, node: ast.Call, tainted: set[str]) -> bool:
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    name = called_name(node)
     if name in _SHOWING:
         return True
     return all(isinstance(callee, Func) and _prints(entry, callee) for callee in entry.values.of(func))
@@ -173,7 +173,7 @@ def _prints(entry: EntryFacts, func: Func) -> bool:
             return False
         if isinstance(node, ast.Call):
             callees: tuple[Value, ...] = entry.values.of(Expr(func.module, node.func, None))
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            name = called_name(node)
             if name not in _SHOWING and not all(
                 isinstance(v, Ext) and v.package in {"builtins", "torch", "os"} for v in callees
             ):

@@ -61,6 +61,11 @@ class Launch:
     places: tuple[Place, ...] = ()
     unread: tuple[str, ...] = ()
 
+    @property
+    def script(self) -> str:
+        """The file whose text holds the command, which the flag edits are made in."""
+        return self.places[0].path if self.places else self.path
+
     def flag(self, name: str) -> Flag | None:
         """Return the flag that wins among those of a name; dashes and underscores are the same."""
         wanted = _plain(name)

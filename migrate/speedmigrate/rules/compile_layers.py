@@ -28,8 +28,8 @@ from speedmigrate.facts.arguments import deepspeed_configs, zero_stage
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.models import repeated_layers
 from speedmigrate.facts.places import Anchor, anchor
-from speedmigrate.facts.syntax import call_argument
-from speedmigrate.facts.value import Const, Ext
+from speedmigrate.facts.syntax import call_argument, own_nodes
+from speedmigrate.facts.value import Const, Expr, Ext, Value
 from speedmigrate.requirements import runtime_requirement
 from speedmigrate.rule import AddImport, Example, Finding, Hop, Op, Place, Rule
 
@@ -45,10 +45,7 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
         )
         return
     if entry.target.torch < (2, 0):
-        version = ".".join(map(str, entry.target.torch))
-        yield RULE.finding(
-            "refused", place, f"torch {version} ({entry.target.torch_from}) has no compile: it needs torch>=2.0"
-        )
+        yield RULE.finding("refused", place, f"torch {entry.target.torch_said} has no compile: it needs torch>=2.0")
         return
     found = anchor(entry)
     if found is None:
@@ -114,10 +111,8 @@ def _reasons(entry: EntryFacts, found: Anchor) -> Iterator[Hop]:
     yield from _zero3(entry)
 
 
-def _site_reasons(entry: EntryFacts, expr: object, node: ast.Call, callees: tuple[object, ...]) -> Iterator[Hop]:
-    from speedmigrate.facts.value import Expr
+def _site_reasons(entry: EntryFacts, expr: Expr, node: ast.Call, callees: tuple[Value, ...]) -> Iterator[Hop]:
 
-    assert isinstance(expr, Expr)
     for word in _KBIT_WORDS:
         argument = call_argument(node, None, word)
         if argument is not None and word == "quantization_config":
@@ -156,15 +151,12 @@ def _site_reasons(entry: EntryFacts, expr: object, node: ast.Call, callees: tupl
             "dispatch_model",
         }:
             yield expr.hop(f"{callee.last} generates in the loop or splits the model")
-    if name == "generate" and _is_in_training(entry, expr, node):
+    if name == "generate" and _is_in_training(expr, node):
         yield expr.hop("the model generates inside the training loop")
 
 
-def _is_in_training(entry: EntryFacts, expr: object, node: ast.Call) -> bool:
-    from speedmigrate.facts.syntax import own_nodes
-    from speedmigrate.facts.value import Expr
+def _is_in_training(expr: Expr, node: ast.Call) -> bool:
 
-    assert isinstance(expr, Expr)
     function = expr.module.function(node)
     return function is not None and any(
         isinstance(child, ast.Attribute) and child.attr == "backward" for child in own_nodes(function)
@@ -173,7 +165,6 @@ def _is_in_training(entry: EntryFacts, expr: object, node: ast.Call) -> bool:
 
 def _patched(entry: EntryFacts) -> Iterator[Hop]:
     """Yield assignments to a `forward` in the functions of the run."""
-    from speedmigrate.facts.syntax import own_nodes
 
     for module, scope, _ in entry.scopes:
         for node in own_nodes(scope):

@@ -34,10 +34,7 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
         return
     place = Place(entry.path, 1, 1)
     if entry.target.torch < (2, 4):
-        version = ".".join(map(str, entry.target.torch))
-        yield RULE.finding(
-            "refused", place, f"FP8 needs torch>=2.4, the target is {version} ({entry.target.torch_from})"
-        )
+        yield RULE.finding("refused", place, f"FP8 needs torch>=2.4, the target is {entry.target.torch_said}")
         return
     compiled = [finding for finding in compile_layers.check(entry) if finding.status == "change"]
     found = anchor(entry)

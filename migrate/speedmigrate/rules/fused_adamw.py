@@ -172,8 +172,7 @@ def _reason(entry: EntryFacts, site: Site, name: str) -> str:
         if blocking is not None and not (isinstance(blocking, ast.Constant) and not blocking.value):
             return f"{word} is set, which excludes fused"
     if entry.target.torch < (2, 0):
-        version = ".".join(map(str, entry.target.torch))
-        return f"fused AdamW needs torch>=2.0, the target is {version} ({entry.target.torch_from})"
+        return f"fused AdamW needs torch>=2.0, the target is {entry.target.torch_said}"
     if any(offloads(entry, launch) for launch in entry.launches):
         return "a launch file offloads the optimizer to the CPU"
     if name in _TRANSFORMERS and len(node.args) > len(_ORDER):

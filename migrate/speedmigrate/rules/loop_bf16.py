@@ -265,7 +265,7 @@ def _flag_ops(entry: EntryFacts, flag: ArgparseFlag, plan: _Plan) -> Hop | None:
         found = launch.flag(flag.name)
         if found is None or found.value == "bfloat16":
             continue
-        source = entry.project.source(launch.places[0].path if launch.places else launch.path)
+        source = entry.project.source(launch.script)
         edits = None if source is None or found.value != "float16" else set_flag(launch, source, flag.name, "bfloat16")
         if edits is None:
             return Hop(launch.path, found.line, f"--{flag.name} of the launch file cannot be changed safely")

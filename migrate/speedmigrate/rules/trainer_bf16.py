@@ -184,7 +184,7 @@ def _launch(entry: EntryFacts, launch: Launch, arguments: Arguments) -> list[Op]
         return []
     if launch.unread:
         return Hop(launch.path, launch.line, f"the command holds `{launch.unread[0]}`, which may hold flags")
-    source = entry.project.source(launch.places[0].path if launch.places else launch.path)
+    source = entry.project.source(launch.script)
     if source is None:
         return Hop(launch.path, launch.line, "the launch file cannot be read")
     if _says(launch, "fp16"):

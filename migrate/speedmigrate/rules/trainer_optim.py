@@ -78,12 +78,11 @@ def _findings(entry: EntryFacts, settings: TrainerSettings) -> Iterator[Finding]
     unknown = not entry.launches and _has_deepspeed_config(entry)
     early = entry.target.torch < (2, 4) and (launched or unknown)
     if early:
-        version = f"{'.'.join(map(str, entry.target.torch))} ({entry.target.torch_from})"
         yield RULE.finding(
             "refused",
             place,
             "under DeepSpeed the optimizer is built on CPU parameters, where fused needs torch>=2.4; "
-            f"the target is {version}",
+            f"the target is {entry.target.torch_said}",
         )
         return
     yield _change(entry, settings, arguments, [launch for launch in entry.launches if launch not in owned])
@@ -132,7 +131,7 @@ def _change(entry: EntryFacts, settings: TrainerSettings, arguments: Arguments, 
             return RULE.finding(
                 "refused", place, f"{launch.path}:{flag.line} asks for optim {flag.value!r}: left as it is"
             )
-        source = entry.project.source(launch.places[0].path if launch.places else launch.path)
+        source = entry.project.source(launch.script)
         edits = None if source is None else set_flag(launch, source, "optim", FUSED)
         if edits is None:
             return RULE.finding(
@@ -199,7 +198,7 @@ def _default(entry: EntryFacts, arguments: Arguments, found: object, launches: l
     if launches:
         ops: list[Op] = []
         for launch in launches:
-            source = entry.project.source(launch.places[0].path if launch.places else launch.path)
+            source = entry.project.source(launch.script)
             edits = None if source is None or launch.flag("optim") else set_flag(launch, source, "optim", FUSED)
             if edits is None and launch.flag("optim") is None:
                 return None
