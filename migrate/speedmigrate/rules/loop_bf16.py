@@ -28,8 +28,10 @@ from speedmigrate.facts.arguments import ArgparseFlag, argparse_flag
 from speedmigrate.facts.entry import EntryFacts, Site
 from speedmigrate.facts.loaders import HF_TRAINERS
 from speedmigrate.facts.padding import starters
+from speedmigrate.facts.reaching import reaching
 from speedmigrate.facts.syntax import call_argument
 from speedmigrate.facts.value import Const, Expr, Ext, Value
+from speedmigrate.launch.find import Launch
 from speedmigrate.launch.flags import set_flag
 from speedmigrate.rule import AddImport, Example, Finding, Hop, Op, Place, Replace, Rule, SetKeyword
 
@@ -219,8 +221,6 @@ def _looked_up(entry: EntryFacts, given: Expr) -> ArgparseFlag | None:
     for _ in range(4):
         if not isinstance(expr.node, ast.Name):
             break
-        from speedmigrate.facts.reaching import reaching
-
         module = expr.module
         scope = module.scope(expr.node)
         found = reaching(module, scope, expr.node.id, expr.node) or reaching(module, module.tree, expr.node.id, None)
@@ -245,10 +245,7 @@ def _looked_up(entry: EntryFacts, given: Expr) -> ArgparseFlag | None:
     return argparse_flag(entry, entry.values.one(expr.at(node.slice)))
 
 
-def _flag_value(launch: object, flag: ArgparseFlag) -> str | None:
-    from speedmigrate.launch.find import Launch
-
-    assert isinstance(launch, Launch)
+def _flag_value(launch: Launch, flag: ArgparseFlag) -> str | None:
     found = launch.flag(flag.name)
     return found.value if found is not None else None
 
