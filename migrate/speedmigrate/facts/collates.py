@@ -6,7 +6,7 @@ import ast
 
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.syntax import call_argument, called_name, own_nodes
-from speedmigrate.facts.value import Cls, Const, Expr, Ext, Func, Inst, Value
+from speedmigrate.facts.value import PARTIAL, Cls, Const, Expr, Ext, Func, Inst, Value
 from speedmigrate.facts.values import Values
 from speedmigrate.rule import Hop
 
@@ -93,7 +93,7 @@ def _function(values: Values, value: Value) -> Func | None:
         return value
     if isinstance(value, Inst) and isinstance(value.of, Cls):
         return values.method(value.of, "__call__") or values.method(value.of, "torch_call")
-    if isinstance(value, Inst) and value.of == Ext("functools.partial") and isinstance(value.call.node, ast.Call):
+    if isinstance(value, Inst) and value.of == PARTIAL and isinstance(value.call.node, ast.Call):
         for inner in values.of(value.call.at(value.call.node.args[0])) if value.call.node.args else ():
             return _function(values, inner)
     return None

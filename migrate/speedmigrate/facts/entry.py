@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from speedmigrate.facts.module import FunctionNode, Module
 from speedmigrate.facts.project import Project
 from speedmigrate.facts.syntax import own_nodes
-from speedmigrate.facts.value import Attr, Cls, Expr, Ext, Frame, Func, Inst, Result, Value
+from speedmigrate.facts.value import PARTIAL, Attr, Cls, Expr, Ext, Frame, Func, Inst, Result, Value
 from speedmigrate.facts.values import Values
 from speedmigrate.rule import Options
 from speedmigrate.target import Target
@@ -29,6 +29,9 @@ FRAMEWORK_BASES = frozenset(
     "Trainer Seq2SeqTrainer SFTTrainer DPOTrainer RewardTrainer PPOTrainer KTOTrainer ORPOTrainer GRPOTrainer "
     "LightningModule LightningDataModule TrainerCallback".split()
 )
+
+# What a DataLoader, a sampler's user or a loop calls of an object.
+_DATA_PROTOCOL = ("__getitem__", "__iter__", "__next__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +263,8 @@ def _walk(
             yield Site(expr, callees)
             for callee in callees:
                 queue.extend(_entered(values, callee, expr))
-            for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            bound = PARTIAL in callees
+            for argument in (*node.args[bound:], *(keyword.value for keyword in node.keywords)):
                 if isinstance(argument, ast.Name | ast.Attribute | ast.Lambda | ast.Call):
                     for value in values.of(expr.at(argument)):
                         queue.extend(_called_later(values, value))
@@ -271,16 +275,18 @@ def _called_later(values: Values, value: Value) -> Iterator[tuple[Module, ast.AS
     (`data.map(tokenize)`)."""
     if isinstance(value, Func):
         yield value.module, value.node, Frame(value, None, value.receiver)
-    elif isinstance(value, Inst) and isinstance(value.of, Cls):
-        call = values.method(value.of, "__call__")
-        if call is not None:
-            func = Func(call.module, call.node, value, call.outer)
-            yield call.module, call.node, Frame(func, None, value)
+    elif isinstance(value, Inst):
+        yield from _protocol(values, value, ("__call__",))
 
 
 def _entered(values: Values, callee: Value, expr: Expr) -> Iterator[tuple[Module, ast.AST, Frame | None]]:
     if isinstance(callee, Func):
         yield callee.module, callee.node, Frame(callee, expr, callee.receiver)
+    elif callee == PARTIAL:
+        assert isinstance(expr.node, ast.Call)
+        for inner in values.of(expr.at(expr.node.args[0])) if expr.node.args else ():
+            if isinstance(inner, Func):
+                yield inner.module, inner.node, Frame(inner, expr, inner.receiver)
     elif isinstance(callee, Cls):
         receiver = Inst(callee, expr)
         init = values.method(callee, "__init__")
@@ -288,6 +294,7 @@ def _entered(values: Values, callee: Value, expr: Expr) -> Iterator[tuple[Module
             assert isinstance(init.node, FunctionNode)
             owner = Cls(init.module, _class_of(init), init.outer)
             yield init.module, init.node, values.init_frame(receiver, owner, init.node)
+        yield from _protocol(values, receiver, _DATA_PROTOCOL)
         bases = values.mro(callee)
         if any(isinstance(base, Ext) and base.last in FRAMEWORK_BASES for base in bases):
             for base in bases:
@@ -297,12 +304,20 @@ def _entered(values: Values, callee: Value, expr: Expr) -> Iterator[tuple[Module
                             func = Func(base.module, node, receiver, base.outer)
                             yield base.module, node, Frame(func, None, receiver)
     elif isinstance(callee, Inst | Result):
-        owner_cls = callee.of if isinstance(callee, Inst) else None
-        if isinstance(owner_cls, Cls):
-            call = values.method(owner_cls, "__call__")
-            if call is not None:
-                func = Func(call.module, call.node, callee, call.outer)
-                yield call.module, call.node, Frame(func, expr, callee)
+        if isinstance(callee, Inst):
+            yield from _protocol(values, callee, ("__call__", "forward"), expr)
+
+
+def _protocol(
+    values: Values, value: Inst, names: tuple[str, ...], call: Expr | None = None
+) -> Iterator[tuple[Module, ast.AST, Frame | None]]:
+    """Yield the methods of an object of the root that torch or Python calls for it, as entered by `call`."""
+    for name in names if isinstance(value.of, Cls) else ():
+        assert isinstance(value.of, Cls)
+        method = values.method(value.of, name)
+        if method is not None:
+            func = Func(method.module, method.node, value, method.outer)
+            yield method.module, method.node, Frame(func, call, value)
 
 
 def _class_of(func: Func) -> ast.ClassDef:

@@ -7,17 +7,18 @@ from collections.abc import Iterator
 
 from speedmigrate.facts.containers import Containers
 from speedmigrate.facts.module import FunctionNode, Import, Module, ScopeNode
-from speedmigrate.facts.reaching import Binding, any_bindings, reaching
-from speedmigrate.facts.resolver import MAX_STEPS
+from speedmigrate.facts.reaching import Binding, all_arguments, any_bindings, reaching
+from speedmigrate.facts.resolver import MAX_STEPS, MAX_VALUES
 from speedmigrate.facts.syntax import (
     call_argument,
     comprehension,
     has_spread,
+    is_classmethod,
     is_first_parameter,
     owner_class,
     parameter_default,
 )
-from speedmigrate.facts.value import Cls, Expr, Ext, Frame, Func, Inst, ModuleRef, Param, Unknown, Value
+from speedmigrate.facts.value import PARTIAL, Cls, Expr, Ext, Frame, Func, Inst, ModuleRef, Param, Unknown, Value
 from speedmigrate.rule import Hop
 
 _BUILTINS = frozenset(dir(__builtins__) if not isinstance(__builtins__, dict) else __builtins__)
@@ -45,6 +46,8 @@ class Names(Containers):
                 found = reaching(module, scope, name, inner if first else None)
                 if not found and isinstance(scope, FunctionNode) and not first:
                     found = frozenset(b for s in scope.body for b in any_bindings(s, name))
+                    # A closure sees the parameters of a function that ends in `return`.
+                    found |= {Binding(name, "parameter", a) for a in all_arguments(scope.args) if a.arg == name}
                 if found:
                     for binding in sorted(found, key=lambda b: (getattr(b.node, "lineno", 0), b.kind)):
                         yield from self._binding(binding, module, frame)
@@ -71,19 +74,30 @@ class Names(Containers):
                 for binding in sorted(found, key=lambda b: getattr(b.node, "lineno", 0)):
                     yield from self._binding(binding, module, None)
                 return
-        for star in module.stars:
-            path = self.project.find(module, star.module, star.level)
-            source = self.project.module(path) if path is not None else None
-            if source is not None and source is not module:
-                found = reaching(source, source.tree, name, None)
-                for binding in found:
-                    yield from self._binding(binding, source, None)
-                if found:
-                    return
+        source = self._star_source(module, name, {module.path})
+        if source is not None:
+            for binding in reaching(source, source.tree, name, None):
+                yield from self._binding(binding, source, None)
+            return
         if name in _BUILTINS:
             yield Ext(f"builtins.{name}")
         else:
             yield Unknown(f"`{name}` is not bound in {module.path}", module.hop(use, name))
+
+    def _star_source(self, module: Module, name: str, seen: set[str]) -> Module | None:
+        """Return the module that binds a name which star imports bring, those of packages followed inwards."""
+        for star in module.stars:
+            path = self.project.find(module, star.module, star.level)
+            source = self.project.module(path) if path is not None and path not in seen else None
+            if source is None:
+                continue
+            seen.add(source.path)
+            if reaching(source, source.tree, name, None):
+                return source
+            inner = self._star_source(source, name, seen)
+            if inner is not None:
+                return inner
+        return None
 
     def _written(self, module: Module, name: str) -> Iterator[Value]:
         """Yield what functions write to a name of the module through `global`."""
@@ -102,6 +116,18 @@ class Names(Containers):
                 yield from tuple(self._exported(module, name))
         finally:
             self._depth -= 1
+
+    def defined(self, module: Module, expr: Expr, *, imported: bool) -> Iterator[Value]:
+        """Yield the classes and functions that a module defines (and imports from the root): what a name made at run
+        time can pick."""
+        names = [node.name for node in module.tree.body if isinstance(node, FunctionNode | ast.ClassDef)]
+        if imported or not names:
+            names += [name for name, entries in module.imports.items() if any(entry.attr for entry in entries)]
+        found = [value for name in names for value in self.exported(module, name) if isinstance(value, Cls | Func)]
+        if 0 < len(found) <= MAX_VALUES:
+            yield from found
+        else:
+            yield Unknown("the name is made at run time", expr.hop(expr.text[:60]))
 
     def _exported(self, module: Module, name: str) -> Iterator[Value]:
         found = reaching(module, module.tree, name, None)
@@ -164,7 +190,10 @@ class Names(Containers):
             frame = frame.func.outer
         if frame is None:
             cls = owner_class(module, scope)
-            if cls is not None and is_first_parameter(scope, node):
+            parent = module.parents.get(scope)
+            if isinstance(parent, ast.ClassDef) and is_classmethod(scope) and is_first_parameter(scope, node):
+                yield Cls(module, parent)
+            elif cls is not None and is_first_parameter(scope, node):
                 yield Inst(Cls(module, cls), Expr(module, ast.Name(id=cls.name, lineno=cls.lineno, col_offset=0)))
             else:
                 yield Param(Func(module, scope), node.arg)
@@ -186,6 +215,8 @@ class Names(Containers):
             call = frame.call.node
             positional = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
             offset = 1 if frame.receiver is not None and positional else 0
+            # `partial(function, ...)` binds from its second argument on; the rest comes with a call not seen here.
+            offset -= PARTIAL in self.of(frame.call.at(call.func))
             found = call_argument(call, positional.index(name) - offset if name in positional else None, name)
             if found is not None:
                 return frame.call.at(found)

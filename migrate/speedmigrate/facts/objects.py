@@ -49,7 +49,7 @@ class Objects(Names):
             for node in base.node.body if isinstance(base, Cls) else ():
                 assert isinstance(base, Cls)
                 if isinstance(node, FunctionNode) and node.name == name:
-                    yield from self._method(Func(base.module, node, receiver), expr)
+                    yield from self._method(Func(base.module, node, receiver), cls)
                     return
                 if isinstance(node, ast.AnnAssign | ast.Assign) and name in assigned(node):
                     if node.value is None:
@@ -62,15 +62,15 @@ class Objects(Names):
         else:
             yield Unknown(f"`{cls.node.name}` has no `{name}` that can be seen", expr.hop(name))
 
-    def _method(self, func: Func, expr: Expr) -> Iterator[Value]:
+    def _method(self, func: Func, cls: Cls) -> Iterator[Value]:
         assert isinstance(func.node, FunctionNode)
         marks = {ast.unparse(d) for d in func.node.decorator_list}
         if "property" in marks or any(mark.endswith("cached_property") for mark in marks):
             yield from self.returned(Frame(func, None, func.receiver))
         elif "staticmethod" in marks:
             yield Func(func.module, func.node, None)
-        elif "classmethod" in marks and isinstance(func.receiver, Inst):
-            yield Func(func.module, func.node, func.receiver.of)
+        elif "classmethod" in marks:
+            yield Func(func.module, func.node, cls)
         else:
             yield func
 

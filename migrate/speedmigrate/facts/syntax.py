@@ -69,6 +69,10 @@ def owner_class(module: Module, function: FunctionNode | ast.Lambda) -> ast.Clas
     return None if marks & {"staticmethod", "classmethod"} else parent
 
 
+def is_classmethod(function: FunctionNode | ast.Lambda) -> bool:
+    return isinstance(function, FunctionNode) and any(ast.unparse(d) == "classmethod" for d in function.decorator_list)
+
+
 def method_of(cls: ast.ClassDef, name: str) -> FunctionNode | None:
     found = [node for node in cls.body if isinstance(node, FunctionNode) and node.name == name]
     return found[-1] if found else None

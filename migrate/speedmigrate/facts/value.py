@@ -167,3 +167,4 @@ class Unknown:
 
 
 Value = Ext | ModuleRef | Cls | Func | Inst | Result | Const | Display | Item | Attr | Param | Unknown
+PARTIAL = Ext("functools.partial")

@@ -5,16 +5,30 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from speedmigrate.facts.objects import Objects
+from speedmigrate.facts.registries import Registries
 from speedmigrate.facts.resolver import MAX_DEPTH
 from speedmigrate.facts.syntax import own_nodes
-from speedmigrate.facts.value import Attr, Cls, Const, Display, Expr, Ext, Frame, Func, Inst, Result, Unknown, Value
+from speedmigrate.facts.value import (
+    Attr,
+    Cls,
+    Const,
+    Display,
+    Expr,
+    Ext,
+    Frame,
+    Func,
+    Inst,
+    ModuleRef,
+    Result,
+    Unknown,
+    Value,
+)
 
 # Methods that return their own object (torch.nn.Module and torch.Tensor).
 _SELF_METHODS = frozenset("to cuda cpu train eval half float double bfloat16 requires_grad_ contiguous npu xpu".split())
 
 
-class Values(Objects):
+class Values(Registries):
     """Resolves expressions of one project; answers are remembered."""
 
     def _of(self, expr: Expr) -> Iterator[Value]:
@@ -41,19 +55,31 @@ class Values(Objects):
         elif isinstance(node, ast.Lambda):
             yield Func(expr.module, node, None, expr.frame)
         elif isinstance(node, ast.Subscript):
-            for base in self.of(expr.at(node.value)):
-                yield from self.item(base, self.key(expr.at(node.slice)), expr)
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-            value = node.operand.value
-            yield (
-                Const(-value, expr) if isinstance(value, int | float) else Unknown("not a number", expr.hop(expr.text))
-            )
+            yield from self._subscript(expr, node)
+        elif isinstance(node, ast.UnaryOp):
+            yield self._unary(expr, node)
         elif isinstance(
             node, ast.List | ast.Tuple | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.GeneratorExp
         ):
             yield Display(expr)
         else:
             yield Unknown("computed here", expr.hop(expr.text[:60]))
+
+    def _subscript(self, expr: Expr, node: ast.Subscript) -> Iterator[Value]:
+        key = self.key(expr.at(node.slice))
+        for base in self.of(expr.at(node.value)):
+            if not (isinstance(base, Inst) and base.of == Ext("builtins.globals")):
+                yield from self.looked_up(base, key, expr)
+            elif isinstance(key, str):
+                yield from self.exported(base.call.module, key)
+            else:
+                yield from self.defined(base.call.module, expr, imported=True)
+
+    def _unary(self, expr: Expr, node: ast.UnaryOp) -> Value:
+        number = node.operand.value if isinstance(node.operand, ast.Constant) else None
+        if isinstance(node.op, ast.USub) and isinstance(number, int | float):
+            return Const(-number, expr)
+        return Unknown("computed here", expr.hop(expr.text[:60]))
 
     def _call(self, expr: Expr, node: ast.Call) -> Iterator[Value]:
         for callee in self.of(expr.at(node.func)):
@@ -71,15 +97,23 @@ class Values(Objects):
             yield callee.of
         elif isinstance(callee, Unknown):
             yield callee
+        elif isinstance(callee, Attr) and callee.name == "get" and isinstance(callee.of, Display) and node.args:
+            yield from self.looked_up(callee.of, self.key(expr.at(node.args[0])), expr)
+            for default in node.args[1:2]:
+                yield from self.of(expr.at(default))
         else:
             yield Result(callee, expr)
 
     def _call_outside(self, callee: Ext, expr: Expr, node: ast.Call) -> Iterator[Value]:
         if callee.name == "builtins.getattr" and len(node.args) >= 2:
             name = self.key(expr.at(node.args[1]))
-            if isinstance(name, str):
-                for base in self.of(expr.at(node.args[0])):
-                    yield from self.attribute(base, name, expr)
+            bases = self.of(expr.at(node.args[0]))
+            if isinstance(name, str) or all(isinstance(base, ModuleRef) for base in bases):
+                for base in bases:
+                    if isinstance(name, str):
+                        yield from self.attribute(base, name, expr)
+                    elif isinstance(base, ModuleRef):
+                        yield from self.defined(base.module, expr, imported=False)
                 return
         if callee.name == "builtins.super":
             frame = expr.frame
@@ -91,7 +125,7 @@ class Values(Objects):
     def returned(self, frame: Frame) -> Iterator[Value]:
         """Yield what a function of the root returns in this call."""
         node, module = frame.func.node, frame.func.module
-        if frame.depth > MAX_DEPTH:
+        if frame.depth > MAX_DEPTH or _is_recursive(frame):
             yield Unknown("calls nested too deeply", module.hop(node, "here"))
             return
         if isinstance(node, ast.Lambda):
@@ -108,3 +142,13 @@ class Values(Objects):
             yield from self.of(Expr(module, child.value, frame))
         if not values:
             yield Const(None, Expr(module, ast.Constant(value=None, lineno=node.lineno, col_offset=0), frame))
+
+
+def _is_recursive(frame: Frame) -> bool:
+    """Say whether a call stands inside another call of the same function."""
+    above = frame.call.frame if frame.call is not None else None
+    while above is not None:
+        if above.func.node is frame.func.node:
+            return True
+        above = above.call.frame if above.call is not None else None
+    return False
