@@ -122,3 +122,30 @@ def test_recursion_ends(tmp_path: Path) -> None:
         walk(tree, 0).backward()
         """
     assert entry(tmp_path, train=train).trains
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        "engine, _, _, _ = deepspeed.initialize(model=Net())\nengine(batch).backward()",
+        "net = accelerate.Accelerator().prepare(Net())\nnet(batch).backward()",
+        "net, data = accelerate.Accelerator().prepare(Net(), batch)\nnet(data).backward()",
+        "DistributedDataParallel(torch.compile(Net()))(batch).backward()",
+        "agent = Agent(Net())\nagent.engine(batch).backward()",
+    ],
+)
+def test_a_wrapped_model_is_called(tmp_path: Path, wrapped: str) -> None:
+    train = """
+        import accelerate, deepspeed, torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        class Net(torch.nn.Module):
+            def forward(self, x):
+                return x
+
+        class Agent:
+            def __init__(self, net):
+                self.engine, self.optimizer, _, _ = deepspeed.initialize(model=net)
+
+        """
+    assert "forward" in reached(entry(tmp_path, train=textwrap.dedent(train) + wrapped))

@@ -49,10 +49,11 @@ def _through_instance(values: Values, expr: Expr, to: Expr, steps: int) -> ast.e
     found = list(values.assignments(owner.of, expr.node.attr))
     if len(found) != 1:
         return None
-    value, function, cls = found[0]
-    if function.name != "__init__":
+    given, cls = found[0]
+    if given.function.name != "__init__" or given.index is not None:
         return None
-    return _carry(values, Expr(cls.module, value, values.init_frame(owner, cls, function)), to, steps + 1)
+    made = Expr(cls.module, given.value, values.init_frame(owner, cls, given.function))
+    return _carry(values, made, to, steps + 1)
 
 
 def _name(values: Values, expr: Expr, node: ast.Name, to: Expr, steps: int) -> ast.expr | None:

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.reaching import targets
 from speedmigrate.facts.resolver import MAX_STEPS, Resolver
-from speedmigrate.facts.syntax import at_path, call_argument
+from speedmigrate.facts.syntax import at_path, call_argument, has_spread
 from speedmigrate.facts.value import Attr, Cls, Display, Expr, Ext, Inst, Item, Result, Unknown, Value
 
 _COPIES = frozenset({Ext("builtins.list"), Ext("builtins.tuple"), Ext("copy.copy"), Ext("copy.deepcopy")})
+_ACCELERATORS = frozenset({Ext("accelerate.Accelerator"), Ext("accelerate.accelerator.Accelerator")})
 _HF_PARSE = frozenset({"parse_args_into_dataclasses", "parse_json_file", "parse_yaml_file", "parse_dict"})
 
 
@@ -91,9 +92,9 @@ class Containers(Resolver):
             if found is not None:
                 yield from self.of(base.call.at(found))
                 return
-        parsed = self._parsed_dataclass(base, key)
-        if parsed is not None:
-            yield from parsed
+        known = self._returned_items(base, key)
+        if known is not None:
+            yield from known
         elif (
             isinstance(base, Item) and base.key is None and isinstance(base.of, Inst)
             and base.of.of == Ext("builtins.enumerate") and key == 1 and isinstance(base.of.call.node, ast.Call)
@@ -103,6 +104,13 @@ class Containers(Resolver):
                 yield from self.elements(source, inner)
         else:
             yield base if isinstance(base, Unknown) else Item(base, key, expr)
+
+    def _returned_items(self, base: Value, key: object) -> list[Value] | None:
+        """Follow what a library returns in the order of its arguments."""
+        prepared = prepared_arguments(base)
+        if prepared is not None and isinstance(key, int) and key < len(prepared):
+            return list(self.of(prepared[key]))
+        return self._parsed_dataclass(base, key)
 
     def _parsed_dataclass(self, base: Value, key: object) -> list[Value] | None:
         """Follow `a, b = HfArgumentParser((A, B)).parse_args_into_dataclasses()` to objects of A and B."""
@@ -124,6 +132,16 @@ class Containers(Resolver):
                 for cls in self.of(owner.at(elements[key])):
                     found.append(Inst(cls, base.call) if isinstance(cls, Cls | Ext) else cls)
         return found or None
+
+
+def prepared_arguments(value: Value) -> list[Expr] | None:
+    """Return the arguments of `accelerator.prepare(model, optimizer, loader)`, which returns them in this order."""
+    if not (isinstance(value, Result) and isinstance(value.of, Attr) and value.of.name == "prepare"):
+        return None
+    owner, call = value.of.of, value.call.node
+    if not (isinstance(owner, Inst) and owner.of in _ACCELERATORS and isinstance(call, ast.Call)):
+        return None
+    return None if has_spread(call) else [value.call.at(argument) for argument in call.args]
 
 
 def _appended(expr: Expr) -> Iterator[ast.expr]:

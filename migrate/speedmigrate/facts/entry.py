@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from speedmigrate.facts.models import unwrap
 from speedmigrate.facts.module import FunctionNode, Module
 from speedmigrate.facts.project import Project
 from speedmigrate.facts.syntax import own_nodes
-from speedmigrate.facts.value import PARTIAL, Attr, Cls, Expr, Ext, Frame, Func, Inst, Result, Value
+from speedmigrate.facts.value import PARTIAL, Attr, Cls, Expr, Ext, Frame, Func, Inst, Item, Result, Value
 from speedmigrate.facts.values import Values
 from speedmigrate.rule import Options
 from speedmigrate.target import Target
@@ -147,12 +148,6 @@ class EntryFacts:
             return False
         here = {v.node for v in _top_calls(self.values, self.module) if isinstance(v, Func) and v.module is self.module}
         return any(isinstance(value, Func) and value.node in here for value in _top_calls(self.values, other))
-
-    def describe(self) -> list[Any]:
-        """Return what was understood, as a nested list: a list holds what belongs to the line above it."""
-        from speedmigrate.facts.describe import describe
-
-        return describe(self)
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
@@ -303,9 +298,10 @@ def _entered(values: Values, callee: Value, expr: Expr) -> Iterator[tuple[Module
                         if isinstance(node, FunctionNode) and node.name != "__init__":
                             func = Func(base.module, node, receiver, base.outer)
                             yield base.module, node, Frame(func, None, receiver)
-    elif isinstance(callee, Inst | Result):
-        if isinstance(callee, Inst):
-            yield from _protocol(values, callee, ("__call__", "forward"), expr)
+    elif isinstance(callee, Inst | Item):
+        for model in unwrap(values, callee):
+            if isinstance(model.value, Inst):
+                yield from _protocol(values, model.value, ("__call__", "forward"), expr)
 
 
 def _protocol(

@@ -63,17 +63,18 @@ def _is_decoder(name: str) -> bool:
 
 def models(values: Values, expr: Expr) -> tuple[Model, ...]:
     """Return every model that an expression can be."""
-    return tuple(dict.fromkeys(model for value in values.of(expr) for model in _unwrap(values, value, (), 0)))
+    return tuple(dict.fromkeys(model for value in values.of(expr) for model in unwrap(values, value)))
 
 
-def _unwrap(values: Values, value: Value, wrappers: tuple[str, ...], depth: int) -> Iterator[Model]:
+def unwrap(values: Values, value: Value, wrappers: tuple[str, ...] = (), depth: int = 0) -> Iterator[Model]:
+    """Yield the models that a value holds under DDP, PEFT, an engine and the like."""
     if depth > 8:
         return
     if isinstance(value, Item) and isinstance(value.of, Inst | Attr):
-        yield from _unwrap(values, value.of, wrappers, depth + 1)
+        yield from unwrap(values, value.of, wrappers, depth + 1)
         return
     if isinstance(value, Attr) and value.name in {"module", "model", "base_model"}:
-        yield from _unwrap(values, value.of, wrappers, depth + 1)
+        yield from unwrap(values, value.of, wrappers, depth + 1)
         return
     if isinstance(value, Inst) and isinstance(value.of, Ext) and isinstance(value.call.node, ast.Call):
         tail = ".".join(value.of.name.split(".")[-2:])
@@ -82,7 +83,7 @@ def _unwrap(values: Values, value: Value, wrappers: tuple[str, ...], depth: int)
             argument = call_argument(value.call.node, 0, _WRAPPERS[name])
             if argument is not None:
                 for inner in values.of(value.call.at(argument)):
-                    yield from _unwrap(values, inner, (*wrappers, value.of.name), depth + 1)
+                    yield from unwrap(values, inner, (*wrappers, value.of.name), depth + 1)
                 return
     yield Model(value, wrappers)
 

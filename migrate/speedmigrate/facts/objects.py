@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.names import Names
 from speedmigrate.facts.reaching import reaching
-from speedmigrate.facts.syntax import assigned, method_of, self_assignments, super_init
+from speedmigrate.facts.syntax import Assigned, assigned, method_of, self_assignments, super_init
 from speedmigrate.facts.value import Attr, Cls, Expr, Ext, Frame, Func, Inst, ModuleRef, Unknown, Value
 
 
@@ -38,10 +38,14 @@ class Objects(Names):
     def _member(self, cls: Cls, receiver: Inst | None, name: str, expr: Expr) -> Iterator[Value]:
         found = False
         if receiver is not None:
-            for value, function, owner in self.assignments(cls, name):
+            for given, owner in self.assignments(cls, name):
                 found = True
-                frame = self.init_frame(receiver, owner, function)
-                yield from self.of(Expr(owner.module, value, frame))
+                made = Expr(owner.module, given.value, self.init_frame(receiver, owner, given.function))
+                for value in self.of(made):
+                    if given.index is None:
+                        yield value
+                    else:
+                        yield from self.item(value, given.index, made)
         if found:
             return
         bases = self.mro(cls)
@@ -74,7 +78,7 @@ class Objects(Names):
         else:
             yield func
 
-    def assignments(self, cls: Cls, name: str) -> Iterator[tuple[ast.expr, FunctionNode, Cls]]:
+    def assignments(self, cls: Cls, name: str) -> Iterator[tuple[Assigned, Cls]]:
         """Yield every value that a method of the class or of its bases in the root assigns to `self.name`."""
         for owner in self.mro(cls):
             if isinstance(owner, Ext):
@@ -82,9 +86,8 @@ class Objects(Names):
             if owner.node not in self._attributes:
                 self._attributes[owner.node] = self_assignments(owner.node)
             found = self._attributes[owner.node].get(name, [])
-            for value, function in found:
-                yield value, function, owner
-            if any(function.name == "__init__" for _, function in found):
+            yield from ((given, owner) for given in found)
+            if any(given.function.name == "__init__" for given in found):
                 return
 
     def init_frame(self, receiver: Inst, owner: Cls, function: FunctionNode) -> Frame:

@@ -7,8 +7,8 @@ import ast
 import sys
 from collections.abc import Iterator
 
-from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.project import Project
+from speedmigrate.facts.syntax import Assigned
 from speedmigrate.facts.value import Const, Expr, Frame, Unknown, Value
 
 MAX_DEPTH = 24
@@ -25,7 +25,7 @@ class Resolver:
         self.project = project
         self._depth = 0
         self._memo: dict[tuple[int, Frame | None], tuple[Value, ...]] = {}
-        self._attributes: dict[ast.ClassDef, dict[str, list[tuple[ast.expr, FunctionNode]]]] = {}
+        self._attributes: dict[ast.ClassDef, dict[str, list[Assigned]]] = {}
 
     def of(self, expr: Expr) -> tuple[Value, ...]:
         """Return every value that `expr` can have (never empty)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from speedmigrate.facts.module import FunctionNode, Module
 from speedmigrate.facts.reaching import Binding, targets
@@ -88,9 +89,18 @@ def super_init(init: FunctionNode) -> ast.Call | None:
     return None
 
 
-def self_assignments(cls: ast.ClassDef) -> dict[str, list[tuple[ast.expr, FunctionNode]]]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Assigned:
+    """What a method assigns to an attribute; `index` where the attribute is one of several that a call unpacks to."""
+
+    value: ast.expr
+    function: FunctionNode
+    index: int | None = None
+
+
+def self_assignments(cls: ast.ClassDef) -> dict[str, list[Assigned]]:
     """Return what the methods of a class assign to attributes of their first parameter."""
-    found: dict[str, list[tuple[ast.expr, FunctionNode]]] = {}
+    found: dict[str, list[Assigned]] = {}
     for function in cls.body:
         if not isinstance(function, FunctionNode) or not function.args.args:
             continue
@@ -98,21 +108,25 @@ def self_assignments(cls: ast.ClassDef) -> dict[str, list[tuple[ast.expr, Functi
         for node in own_nodes(function):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    for attribute, value in _pairs(target, node.value):
+                    for attribute, value, index in _pairs(target, node.value):
                         owner = attribute.value
                         if isinstance(owner, ast.Name) and owner.id == receiver:
-                            found.setdefault(attribute.attr, []).append((value, function))
+                            found.setdefault(attribute.attr, []).append(Assigned(value, function, index))
     return found
 
 
-def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.Attribute, ast.expr]]:
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.Attribute, ast.expr, int | None]]:
     """Yield the attributes that an assignment sets with what each gets, `self.a, self.b = a, b` taken apart."""
     if isinstance(target, ast.Attribute):
-        yield target, value
+        yield target, value, None
     elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
         if len(target.elts) == len(value.elts):
             for inner, part in zip(target.elts, value.elts, strict=True):
                 yield from _pairs(inner, part)
+    elif isinstance(target, ast.Tuple | ast.List):
+        for index, inner in enumerate(target.elts):
+            if isinstance(inner, ast.Attribute):
+                yield inner, value, index
 
 
 def at_path(value: ast.expr | None, path: tuple[int, ...]) -> ast.expr | None:

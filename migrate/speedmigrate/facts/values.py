@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from speedmigrate.facts.containers import prepared_arguments
 from speedmigrate.facts.registries import Registries
 from speedmigrate.facts.resolver import MAX_DEPTH
 from speedmigrate.facts.syntax import own_nodes
@@ -102,7 +103,12 @@ class Values(Registries):
             for default in node.args[1:2]:
                 yield from self.of(expr.at(default))
         else:
-            yield Result(callee, expr)
+            result = Result(callee, expr)
+            prepared = prepared_arguments(result)
+            if prepared is not None and len(prepared) == 1:
+                yield from self.of(prepared[0])
+            else:
+                yield result
 
     def _call_outside(self, callee: Ext, expr: Expr, node: ast.Call) -> Iterator[Value]:
         if callee.name == "builtins.getattr" and len(node.args) >= 2:
