@@ -33,6 +33,8 @@ from speedmigrate.facts.value import Const, Expr, Ext, Value
 from speedmigrate.requirements import runtime_requirement
 from speedmigrate.rule import AddImport, Example, Finding, Hop, Op, Place, Rule
 
+# `torch.jit.is_scripting()` and its like only ask: models of transformers that were copied call them.
+_SCRIPTS = frozenset(f"torch.jit.{name}" for name in ("script", "trace", "trace_module", "freeze", "load"))
 _KBIT_WORDS = ("load_in_8bit", "load_in_4bit", "quantization_config")
 
 
@@ -141,7 +143,7 @@ def _site_reasons(entry: EntryFacts, expr: Expr, node: ast.Call, callees: tuple[
             "megatron",
         }:
             yield expr.hop(f"{callee.package} is in use")
-        if isinstance(callee, Ext) and callee.name.startswith("torch.jit."):
+        if isinstance(callee, Ext) and callee.name in _SCRIPTS:
             yield expr.hop(f"{callee.name} makes a script of the model")
         if isinstance(callee, Ext) and callee.last in {
             "PPOTrainer",
