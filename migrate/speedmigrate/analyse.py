@@ -61,11 +61,12 @@ def analyse(entry: EntryFacts, rules: Iterable[Rule]) -> Analysis:
 
 
 def _crash(rule: Rule, path: str, error: Exception) -> Finding:
-    message = f"the rule {rule.name} failed here ({_one_line(error)}); nothing is changed. {BUG}"
+    message = f"the rule {rule.name} failed here ({one_line(error)}); nothing is changed. {BUG}"
     return rule.finding("refused", Place(path, 1, 1), message)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Return an error with its type, for a message."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -83,7 +84,7 @@ def analyse_paths(request: Request, paths: Sequence[str], project: Project | Non
         try:
             found.append(analyse(entry_facts(project, path, target, request.options), rules))
         except Exception as error:  # the other entry points must not be lost
-            failures[path] = f"{path}: could not be analysed ({_one_line(error)}). {BUG}"
+            failures[path] = f"{path}: could not be analysed ({one_line(error)}). {BUG}"
             found.append(Analysis(path, target, True, (), ()))
     errors = tuple(sorted((project.errors | failures).items()))
     return tuple(replace(analysis, errors=errors) for analysis in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -148,15 +149,39 @@ def _refuse_contradictions(given: dict[str, Any]) -> None:
         raise click.UsageError("--precision fp8 and --skip precision contradict each other")
 
 
-@click.command()
-@click.argument("path", metavar="PATH")
-@click.option("--root", metavar="DIR", help="Where code may be followed to.")
+@click.command(context_settings={"show_default": True})
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="Form of the facts.")
+@click.option("--root", metavar="DIR", help="Where code may be followed to.  [default: git root, else PATH's folder]")
 @click.option("--target", metavar="KEY=V,...", callback=_target, help="torch=2.4,transformers=4.41,arch=sm_80")
-def facts(path: str, root: str | None, target: str | None) -> int:
-    """Print what is known of the entry points at PATH, as a tree with places."""
+def facts(paths: tuple[str, ...], form: str, root: str | None, target: str | None) -> int:
+    """Print what is understood of the runs that PATH starts, each word with the place that it stands on.
+
+    PATH is a training script, a launch file (.sh, .yaml, .json), a folder or a repository. Code is followed by imports,
+    calls and values from the script to its data, padding, collate, loader, batch, model, loss, optimizer, number format
+    and launch files; names of functions and variables count for nothing. Nothing is imported, run or written.
+
+    \b
+    Examples:
+      speedmigrate facts train.py                the chain of one script, as a tree with file:line
+      speedmigrate facts run.sh                  the scripts that a launch file starts
+      speedmigrate facts .                       every entry point of a repository
+      speedmigrate facts train.py --format json  for programs; the schema is chain/facts.schema.json
+
+    \b
+    Reading the tree:
+      padding                                          a hop of the chain
+        place: getitem, self.max_len (data.py:31)      question: word, what the code says (the decisive place)
+          labels are filled up too (data.py:32)        more that the word stands on
+          unknown: **kwargs is not followed (run.py:9) where the trail broke: for this branch nothing is claimed
+        side: unknown: ... (data.py:40)                no word, because the code does not say it here
+
+    \b
+    Exit: 0 done, 2 bad usage or a PATH that cannot be read.
+    """
     from speedmigrate.migrate import print_facts
 
-    return print_facts(path, root, target)
+    return print_facts(paths, root, target, form)
 
 
 @click.command()
@@ -205,6 +230,7 @@ def run(arguments: Sequence[str]) -> int:
     from speedmigrate.screen import complain, prepare
 
     prepare()
+    collect_rarely()
     try:
         code: int | None = cli.main(list(arguments), prog_name="speedmigrate", standalone_mode=False)
         return code or 0
@@ -221,6 +247,14 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     finally:
         _drop_unread_output()
+
+
+def collect_rarely() -> None:
+    """Let garbage be collected rarely: the syntax trees live to the end, and looking through them took 40 % of parsing.
+
+    876 files of six repositories on CPython 3.11, two shared x86 cores: 5.8 CPU-s before, 3.5 after, 195 MB both.
+    """
+    gc.set_threshold(100_000, 50, 100)
 
 
 def _origin(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Literal, TextIO
 
 import click
 
@@ -16,7 +16,7 @@ from speedmigrate.changes import Editor
 from speedmigrate.facts.project import Project
 from speedmigrate.paths import Entries, PathError, find_all, find_root
 from speedmigrate.plan import Plan, Selection, make_plan
-from speedmigrate.report import HINT, Report, plain, report_lines
+from speedmigrate.report import HINT, Report, report_lines
 from speedmigrate.rule import EFFECTS, Effect, Options
 from speedmigrate.screen import complain, progress, write_bytes, write_lines, write_text
 
@@ -143,25 +143,23 @@ def undo_last(root: str | None) -> int:
     return 0
 
 
-def print_facts(path: str, root: str | None, target: str | None) -> int:
-    """Print the facts of the entry points at a PATH."""
-    from speedmigrate.facts.entry import entry_facts
+def print_facts(paths: Sequence[str], root: str | None, target: str | None, form: str) -> int:
+    """Print the facts of the entry points at PATHs."""
+    from speedmigrate.chain.report import gather, json_report
+    from speedmigrate.chain.tree import BESIDE, tree_lines
 
-    project = _project([path], root)
-    entries = find_all(project, [path])
+    with progress("reading"):
+        project = _project(paths, root)
+        entries = find_all(project, paths)
+        options = Options(launch=entries.launches)
+        report = gather(project, entries.paths, options, target, beside=BESIDE if form == "text" else ())
+    if form == "json":
+        every = tuple(sorted({*report.errors, *entries.errors}))
+        write_text(json_report(replace(report, errors=every)), sys.stdout)
+    elif entries.paths or not entries.errors:
+        told = {message for _, message in entries.errors}
+        errors = tuple(error for error in report.errors if error[1] not in told)
+        write_lines(tree_lines(replace(report, errors=errors)), sys.stdout)
     for _, message in entries.errors:
         complain(message)
-    for name in entries.paths:
-        facts: Any = entry_facts(project, name, target_of(project, name, target), Options())
-        write_lines((plain(2 * depth, text) for depth, text in _tree(facts.describe())), sys.stdout)
     return 2 if entries.errors else 0
-
-
-def _tree(node: str | Sequence[Any], depth: int = 0) -> list[tuple[int, str]]:
-    """Return the lines of a nested list: a list holds what belongs to the line above it."""
-    if isinstance(node, str):
-        return [(depth, node)]
-    lines: list[tuple[int, str]] = []
-    for child in node:
-        lines += _tree(child, depth if isinstance(child, str) else depth + 1)
-    return lines

@@ -85,10 +85,11 @@ def summary(report: Report) -> str:
     files = len(report.plan.changes)
     if not files:
         return "no changes"
-    return f"{_count(len(ids), 'change')} in {_count(files, 'file')}{f'; {report.hint}' if report.hint else ''}"
+    return f"{count(len(ids), 'change')} in {count(files, 'file')}{f'; {report.hint}' if report.hint else ''}"
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

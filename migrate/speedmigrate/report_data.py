@@ -26,14 +26,15 @@ def report_dict(report: Report) -> dict[str, Any]:
     return {
         "speedmigrate": __version__,
         "root": report.root,
-        "target": _target(report.target),
+        "target": target_data(report.target),
         "entries": [_entry(entry, report.target) for entry in entries],
         "findings": [_finding(planned) for entry in entries for planned in entry.findings],
         "errors": [{"path": path, "message": message} for path, message in report.errors],
     }
 
 
-def _target(target: Target) -> dict[str, str]:
+def target_data(target: Target) -> dict[str, str]:
+    """Return a target as plain data."""
     return {
         "torch": ".".join(map(str, target.torch)),
         "torch_from": target.torch_from,
@@ -53,7 +54,7 @@ def _entry(entry: EntryPlan, target: Target) -> dict[str, Any]:
             for launch in entry.launches
         ],
     }
-    return data if entry.target == target else data | {"target": _target(entry.target)}
+    return data if entry.target == target else data | {"target": target_data(entry.target)}
 
 
 def _verdicts(verdicts: Mapping[Goal, GoalVerdict]) -> dict[str, Any]:

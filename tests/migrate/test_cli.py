@@ -284,13 +284,6 @@ def test_undo_without_a_write(command: Run, root: Path) -> None:
     assert command("undo") == (2, "", f"speedmigrate: {root}: nothing to undo\n")
 
 
-def test_facts(command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = ["train.py", ["model", ["line 4"], "optimizer"]]
-    monkeypatch.setattr(EntryFacts, "describe", lambda _: tree, raising=False)
-    assert command("facts", "train.py") == (0, "train.py\n  model\n    line 4\n  optimizer\n", "")
-    assert command("facts", "gone.py") == (2, "", "speedmigrate: gone.py: no such file or folder\n")
-
-
 def test_rules_as_data_and_an_explained_example(command: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     examples = (Example("swapped", "a = slow\n", "a = sum\n"), Example("kept", "a = 1\n", None))
     rule = replace(fake_rule(), examples=examples)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from speedmigrate.launch.documents import Documents, is_document
 from speedmigrate.launch.files import Files
 from speedmigrate.launch.find import Launch, find_launches, index
 from speedmigrate.launch.flags import Edits, remove_flag, replace_flag, set_flag
@@ -318,6 +319,7 @@ STARTS: dict[str, tuple[dict[str, str], list[tuple[str, str, tuple[str, ...]]]]]
     "python-shebang": ({"launch": "#!/usr/bin/env python\nos.system('python train.py')\n"}, []),
     "recursive": ({"run.sh": "bash run.sh\nsource run.sh\n"}, []),
     "broken": ({"run.sh": "if then python ( train\n"}, []),
+    "job-file": ({"a.job": "python train.py\n"}, [("a.job", "python", ())]),
 }
 
 
@@ -437,6 +439,10 @@ VALUES: dict[str, tuple[str, list[tuple[str, str | None]]]] = {
         'python train.py --a $(dirname $X) --b $(cd "$X" && pwd) --c $(a; b; c)\n',
         [("a", "?"), ("b", "?"), ("c", "?")],
     ),
+    "placeholders": (
+        'M=<your model>\nD= <data folder>\npython train.py --a <A> --b $M/x --c "<名>" --d $D --e 1 <in >out\n',
+        [("a", "?"), ("b", "?"), ("c", "?"), ("d", "?"), ("e", "1")],
+    ),
     "positional-of-two": ("python train.py a b --c\n", [("c", None)]),
 }
 
@@ -447,6 +453,63 @@ def test_values(case: str) -> None:
     [launch] = launches({"run.sh": script})
     told = [(f.name, "?" if f.value is None and not f.literal else f.value) for f in launch.flags]
     assert told == expected
+
+
+# A script that bash cannot parse: where its commands stand, their flags, and what of them is unread.
+BROKEN: dict[str, tuple[str, list[tuple[int, list[str], int]]]] = {
+    "bracket-that-is-open": ("X=(a\npython train.py --a 1\n", [(2, ["a"], 1)]),
+    "bracket-that-is-lost": ("X={a)\npython train.py --a 1\n", [(2, ["a"], 0)]),
+    "quote-that-is-open": ('python train.py --a "b\n\npython train.py --c 1\n', [(1, ["a"], 1), (3, ["c"], 1)]),
+    "trailing-backslash": ("python train.py --a 1 \\", [(1, ["a"], 0)]),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_the_rest_of_a_broken_script_is_read(case: str) -> None:
+    script, expected = BROKEN[case]
+    found = [(x.line, [flag.name for flag in x.flags], len(x.unread)) for x in launches({"run.sh": script})]
+    assert found == expected
+
+
+def test_the_engine_config_of_accelerate_is_a_config_of_the_launch() -> None:
+    config = "deepspeed_config:\n  deepspeed_config_file: ds.json\n"
+    files = {"run.sh": "accelerate launch --config_file c/a.yaml train.py\n", "c/a.yaml": config, "c/ds.json": "{}"}
+    [launch] = launches(files)
+    assert launch.configs == ("c/a.yaml", "c/ds.json")
+    [launch] = launches({**files, "c/a.yaml": "mixed_precision: bf16\n"})
+    assert launch.configs == ("c/a.yaml",)
+
+
+# Documents: the text, and the line, folder and flags of each command of train.py.
+DOCUMENTS: dict[str, tuple[str, list[tuple[int, list[str]]]]] = {
+    "fence": ("Run:\n```bash\nX=2\npython train.py --a $X\n```\n", [(4, ["2"])]),
+    "prompts": ("~~~\n$ cd a\n$ python ../train.py \\\n    --a 1\n~~~\n", [(3, ["1"])]),
+    "cd-of-an-earlier-block": ("```\ncd no\n```\n\n```\npython ../train.py --a 1\n```\n", [(6, ["1"])]),
+    "variables-of-an-earlier-block": ("```\nX=1\npython no.py\n```\n`python train.py --a $X`\n", [(5, ["1"])]),
+    "line": ("- python train.py --a 1 \\\n    --b 2\n", [(1, ["1", "2"])]),
+    "inline": ("First `pip install x`, then `torchrun train.py --a 1`.\n", [(1, ["1"])]),
+    "second-program": ("`python train.py --a 1 --b python train.py --c 2`\n", [(1, ["1", "?"])]),
+    "script-with-arguments": ("`bash go.sh 7`\n", [(1, ["7"])]),
+    "nothing": ("train.py trains; `python eval.py` and `ls train.py` do not.\n", []),
+    "code": ("```python\nimport train\nmodel = train.py\n```\n", []),
+    "script-that-is-not-here": ("`bash none.sh 7`\n", []),
+    "blocks-without-programs": ("```\nls\n```\n`python train.py --a 1`\n", [(4, ["1"])]),
+    "script-that-asks-nothing": ("`bash own.sh 7`\n", []),
+}
+
+
+@pytest.mark.parametrize("case", DOCUMENTS)
+def test_commands_of_documents(case: str) -> None:
+    text, expected = DOCUMENTS[case]
+    scripts = {"go.sh": "python train.py --a $1\n", "own.sh": "python train.py --a 1\n"}
+    files = {"README.md": text, "train.py": "", "eval.py": "", **scripts}
+    found = Documents(Files(ROOT, files), sources(files), ("README.md",)).of("train.py")
+    assert [(x.line, [flag.value or "?" for flag in x.flags]) for x in found] == expected
+
+
+def test_what_is_a_document() -> None:
+    paths = ["README", "a/readme.txt", "a/b.md", "x.rst", "Makefile", "a.txt", "b.py", "READMES"]
+    assert [path for path in paths if is_document(path)] == paths[:5]
 
 
 def test_flags_of_branches_are_told_apart() -> None:

@@ -149,3 +149,26 @@ def test_a_wrapped_model_is_called(tmp_path: Path, wrapped: str) -> None:
 
         """
     assert "forward" in reached(entry(tmp_path, train=textwrap.dedent(train) + wrapped))
+
+
+def test_reading_a_property_runs_it(tmp_path: Path) -> None:
+    train = """
+        class Base:
+            @property
+            def loaders(self):
+                return build(self)
+
+        class Runner(Base):
+            def train(self):
+                for batch in self.loaders:
+                    batch.backward()
+
+            @property
+            def unread(self):
+                return other(self)
+
+        def build(runner): return []
+        def other(runner): return []
+        Runner().train()
+        """
+    assert reached(entry(tmp_path, train=train)) == {"train", "loaders", "build"}

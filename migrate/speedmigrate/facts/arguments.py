@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from speedmigrate.facts.entry import EntryFacts
+from speedmigrate.facts.entry import EntryFacts, shared
 from speedmigrate.facts.loaders import Loader
 from speedmigrate.facts.syntax import call_argument, has_spread
 from speedmigrate.facts.value import Attr, Cls, Const, Expr, Ext, Inst, Result, Value
@@ -38,14 +38,15 @@ class Arguments:
                 continue
             for node in owner.node.body:
                 if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name:
-                    return _field_default(entry, Expr(owner.module, node.value)) if node.value is not None else None
+                    return field_default(entry, Expr(owner.module, node.value)) if node.value is not None else None
         return None
 
 
-def _field_default(entry: EntryFacts, expr: Expr) -> tuple[object, Expr] | None:
+def field_default(entry: EntryFacts, expr: Expr) -> tuple[object, Expr] | None:
+    """Return the constant that a dataclass field starts with (`field(default=...)` seen through) and its place."""
     if isinstance(expr.node, ast.Call):
         inner = call_argument(expr.node, None, "default")
-        return None if inner is None else _field_default(entry, expr.at(inner))
+        return None if inner is None else field_default(entry, expr.at(inner))
     value = entry.values.one(expr)
     return (value.value, expr) if isinstance(value, Const) else None
 
@@ -84,27 +85,51 @@ class ArgparseFlag:
     default: object
     default_expr: Expr | None
 
+    @property
+    def known(self) -> bool:
+        """Whether the default could be read: a constant, or none is given."""
+        node = self.default_expr.node if self.default_expr is not None else None
+        return self.default is not None or node is None or (isinstance(node, ast.Constant) and node.value is None)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The names that a command line gives it by."""
+        args = self.call.node.args if isinstance(self.call.node, ast.Call) else ()
+        return tuple(a.value for a in args if isinstance(a, ast.Constant) and isinstance(a.value, str))
+
+    @property
+    def switch(self) -> bool | None:
+        """What a flag without a value starts as (False of `store_true`), None for one that takes a value."""
+        action = call_argument(self.call.node, None, "action") if isinstance(self.call.node, ast.Call) else None
+        name = action.value if isinstance(action, ast.Constant) else None
+        return {"store_true": False, "store_false": True}.get(str(name))
+
 
 def argparse_flag(entry: EntryFacts, value: Value) -> ArgparseFlag | None:
     """Return the flag that `args.name` reads, where `args` was parsed by argparse and one call adds the flag."""
-    if not (isinstance(value, Attr) and _is_parsed(value.of)):
-        return None
-    found = {}
+    return argparse_flags(entry).get(value.name) if isinstance(value, Attr) and _is_parsed(value.of) else None
+
+
+def argparse_flags(entry: EntryFacts) -> dict[str, ArgparseFlag]:
+    """Return the flags that one call of `add_argument` each adds, by the name that the code reads them by."""
+    return entry.once("arguments.argparse", _argparse_flags)
+
+
+def _argparse_flags(entry: EntryFacts) -> dict[str, ArgparseFlag]:
+    found: dict[str, dict[ast.Call, Expr]] = {}
     for site in entry.sites:
         func = site.node.func
-        if isinstance(func, ast.Attribute) and func.attr == "add_argument" and _destination(site.node) == value.name:
-            found[site.node] = site
-    if len(found) != 1:
-        return None
-    site = next(iter(found.values()))
-    default = call_argument(site.node, None, "default")
-    if has_spread(site.node):
-        return None
-    constant = entry.values.one(site.expr.at(default)) if default is not None else None
-    return ArgparseFlag(
-        value.name, site.expr, constant.value if isinstance(constant, Const) else None,
-        None if default is None else site.expr.at(default),
-    )  # fmt: skip
+        if isinstance(func, ast.Attribute) and func.attr == "add_argument":
+            found.setdefault(_destination(site.node), {})[site.node] = site.expr
+    single = {name: next(iter(calls.items())) for name, calls in found.items() if len(calls) == 1}
+    return {name: _flag(entry, name, *call) for name, call in single.items() if not has_spread(call[0])}
+
+
+def _flag(entry: EntryFacts, name: str, call: ast.Call, expr: Expr) -> ArgparseFlag:
+    default = call_argument(call, None, "default")
+    constant = entry.values.one(expr.at(default)) if default is not None else None
+    given = constant.value if isinstance(constant, Const) else None
+    return ArgparseFlag(name, expr, given, None if default is None else expr.at(default))
 
 
 def _is_parsed(value: Value) -> bool:
@@ -124,16 +149,25 @@ def _destination(call: ast.Call) -> str:
 
 def deepspeed_configs(entry: EntryFacts, launch: Launch) -> Iterator[JsonDoc]:
     """Yield the DeepSpeed JSON configs that a launch passes, those written in its script included."""
-    for path in launch.configs:
-        source = entry.project.source(path) if path.endswith(".json") else None
-        doc = read_json(source) if source is not None else None
+    texts: list[tuple[str, int, int | None]] = [(path, 0, None) for path in launch.configs if path.endswith(".json")]
+    texts += [(made.path, made.start, made.end) for made in launch.heredocs if made.name.endswith(".json")]
+    for text in texts:
+        doc = json_text(entry, *text)
         if doc is not None:
             yield doc
-    for heredoc in launch.heredocs:
-        source = entry.project.source(heredoc.path) if heredoc.name.endswith(".json") else None
-        doc = read_json(source, heredoc.start, heredoc.end) if source is not None else None
-        if doc is not None:
-            yield doc
+
+
+def json_text(entry: EntryFacts, path: str, start: int = 0, end: int | None = None) -> JsonDoc | None:
+    """Return a JSON object of the root, a file or a part of a script (read once); None where it is no object."""
+    return shared(entry.project, f"json:{path}:{start}", lambda: _json_text(entry, path, start, end))
+
+
+def _json_text(entry: EntryFacts, path: str, start: int, end: int | None) -> JsonDoc | None:
+    source = entry.project.source(path)
+    if source is None or not source.text[start:end].lstrip().startswith(("{", "/", "#")):
+        return None
+    doc = read_json(source, start, end)
+    return doc if doc is not None and isinstance(doc.root.value, dict) else None
 
 
 def zero_stage(doc: JsonDoc) -> int | None:

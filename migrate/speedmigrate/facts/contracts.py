@@ -312,7 +312,7 @@ def _trainer_problems(entry: EntryFacts, loader: Loader) -> Iterator[Hop]:
 def _callbacks(entry: EntryFacts) -> Iterator[Hop]:
     """Yield methods of the run's files that take the training loader, as a TrainerCallback's do."""
     for module in {module for module, _, _ in entry.scopes}:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, FunctionNode) and "train_dataloader" in {a.arg for a in all_arguments(node.args)}:
                 yield module.hop(node, "a callback reads the batches")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +19,7 @@ from speedmigrate.rule import Options
 from speedmigrate.target import Target
 
 if TYPE_CHECKING:
-    from speedmigrate.launch.find import Launch
+    from speedmigrate.launch.find import Launch, Launches
 
 _T = TypeVar("_T")
 Scope = tuple[Module, ast.AST, Frame | None]
@@ -31,6 +31,8 @@ FRAMEWORK_BASES = frozenset(
     "LightningModule LightningDataModule TrainerCallback".split()
 )
 
+# A file without any of these starts no run that trains; it is looked at before anything is parsed.
+ENTRY_WORDS = ("backward(", "Trainer", ".fit(", "train")
 # What a DataLoader, a sampler's user or a loop calls of an object.
 _DATA_PROTOCOL = ("__getitem__", "__iter__", "__next__")
 
@@ -151,12 +153,13 @@ class EntryFacts:
 
     @cached_property
     def launches(self) -> tuple[Launch, ...]:
-        from speedmigrate.launch.find import find_launches
+        found = launch_index(self.project)
+        return found.of(self.path, self.starters(found.programs))
 
-        importers = [path for path in self.project.importers(self.path) if self._is_called_by(path)]
-        return find_launches(
-            self.project.root, self.project.files, self.path, importers=importers, read=self.project.source
-        )
+    def starters(self, programs: Iterable[str]) -> tuple[str, ...]:
+        """Return the programs that import this file and call what its top calls (`train.train()` in a wrapper)."""
+        imports = self.project.imports
+        return tuple(path for path in programs if imports(path, self.path) and self._is_called_by(path))
 
 
 def _top_calls(values: Values, module: Module) -> Iterator[Value]:
@@ -182,6 +185,13 @@ def shared(project: Project, name: str, make: Callable[[], _T]) -> _T:
     return found
 
 
+def launch_index(project: Project) -> Launches:
+    """Return what the launch files of a project start (read once)."""
+    from speedmigrate.launch.find import index
+
+    return shared(project, "launches", lambda: index(project.root, project.files, project.source))
+
+
 def entry_facts(project: Project, path: str, target: Target, options: Options) -> EntryFacts:
     """Return the facts of the entry point at `path`."""
     return EntryFacts(project, path, target, options)
@@ -203,10 +213,7 @@ def find_entries(project: Project, path: str) -> tuple[str, ...]:
 
 
 def _is_started_in(project: Project, launch: str, script: str) -> bool:
-    from speedmigrate.launch.find import find_launches
-
-    found = find_launches(project.root, project.files, script, importers=(), read=project.source)
-    return any(item.path == launch for item in found)
+    return any(item.path == launch for item in launch_index(project).of(script))
 
 
 def looks_like_entry(project: Project, path: str) -> bool:
@@ -216,15 +223,16 @@ def looks_like_entry(project: Project, path: str) -> bool:
 
 def _looks_like_entry(project: Project, path: str) -> bool:
     source = project.source(path)
-    if source is None or not any(word in source.text for word in ("backward(", "Trainer", ".fit(", "train")):
+    if source is None or not any(word in source.text for word in ENTRY_WORDS):
         return False
     module = project.module(path)
-    if module is None or not _has_main(module):
+    if module is None or not has_main(module):
         return False
     return EntryFacts(project, path, Target(), Options()).trains
 
 
-def _has_main(module: Module) -> bool:
+def has_main(module: Module) -> bool:
+    """Say whether running a file does more than define: a call, a loop, an `if __name__`."""
     for node in module.tree.body:
         if isinstance(node, ast.If) and "__name__" in ast.unparse(node.test):
             return True
@@ -251,6 +259,8 @@ def _walk(
         scopes.append((owner, scope, frame))
         total += 1
         for node in own_nodes(scope):
+            if isinstance(node, ast.Attribute):
+                queue.extend(_read(values, Expr(owner, node, frame)))
             if not isinstance(node, ast.Call):
                 continue
             expr = Expr(owner, node, frame)
@@ -263,6 +273,17 @@ def _walk(
                 if isinstance(argument, ast.Name | ast.Attribute | ast.Lambda | ast.Call):
                     for value in values.of(expr.at(argument)):
                         queue.extend(_called_later(values, value))
+
+
+def _read(values: Values, expr: Expr) -> Iterator[tuple[Module, ast.AST, Frame | None]]:
+    """Yield the property of the root that reading `self.name` runs."""
+    receiver = expr.frame.receiver if expr.frame is not None else None
+    assert isinstance(expr.node, ast.Attribute)
+    if isinstance(receiver, Inst) and isinstance(receiver.of, Cls) and isinstance(expr.node.value, ast.Name):
+        found = values.properties(receiver.of).get(expr.node.attr)
+        if found is not None and receiver in values.of(expr.at(expr.node.value)):
+            func = Func(found.module, found.node, receiver, found.outer)
+            yield func.module, func.node, Frame(func, None, receiver)
 
 
 def _called_later(values: Values, value: Value) -> Iterator[tuple[Module, ast.AST, Frame | None]]:

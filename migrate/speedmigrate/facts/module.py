@@ -30,10 +30,11 @@ class Import:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Module:
-    """The facts of one file."""
+    """The facts of one file; `nodes` are all of its tree, breadth first, walked once."""
 
     source: SourceFile
     tree: ast.Module
+    nodes: tuple[ast.AST, ...] = field(repr=False)
     parents: dict[ast.AST, ast.AST] = field(repr=False)
     imports: dict[str, tuple[Import, ...]] = field(repr=False)
     stars: tuple[Import, ...] = field(repr=False)
@@ -152,8 +153,11 @@ def load(source: SourceFile) -> Module:
     imports: dict[str, list[Import]] = {}
     stars: list[Import] = []
     globals_: list[ast.Global] = []
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:  # grows while it is walked
+        children = list(ast.iter_child_nodes(node))
+        nodes += children
+        for child in children:
             parents[child] = node
         if isinstance(node, ast.Global):
             globals_.append(node)
@@ -174,7 +178,8 @@ def load(source: SourceFile) -> Module:
         functions = [p for p in _up(declared, parents) if isinstance(p, FunctionNode)][:1]
         for name in declared.names if functions else ():
             writers[name] = (*writers.get(name, ()), *functions)
-    return Module(source, tree, parents, {k: tuple(v) for k, v in imports.items()}, tuple(stars), writers)
+    bound_by = {name: tuple(entries) for name, entries in imports.items()}
+    return Module(source, tree, tuple(nodes), parents, bound_by, tuple(stars), writers)
 
 
 def _up(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[ast.AST]:

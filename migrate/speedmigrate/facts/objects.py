@@ -69,7 +69,7 @@ class Objects(Names):
     def _method(self, func: Func, cls: Cls) -> Iterator[Value]:
         assert isinstance(func.node, FunctionNode)
         marks = {ast.unparse(d) for d in func.node.decorator_list}
-        if "property" in marks or any(mark.endswith("cached_property") for mark in marks):
+        if _is_property(func.node):
             yield from self.returned(Frame(func, None, func.receiver))
         elif "staticmethod" in marks:
             yield Func(func.module, func.node, None)
@@ -129,6 +129,18 @@ class Objects(Names):
                 queue = bases + queue
         return tuple(found)
 
+    def properties(self, cls: Cls) -> dict[str, Func]:
+        """Return the properties of a class and of its bases in the root (worked out once)."""
+        if cls.node not in self._properties:
+            owners = [owner for owner in reversed(self.mro(cls)) if isinstance(owner, Cls)]
+            self._properties[cls.node] = {
+                node.name: Func(owner.module, node, None, owner.outer)
+                for owner in owners
+                for node in owner.node.body
+                if isinstance(node, FunctionNode) and _is_property(node)
+            }
+        return self._properties[cls.node]
+
     def method(self, cls: Cls, name: str) -> Func | None:
         """Return the method that an object of the class has under `name`, where it is of the root."""
         for owner in self.mro(cls):
@@ -137,3 +149,9 @@ class Objects(Names):
                 if node is not None:
                     return Func(owner.module, node, None, owner.outer)
         return None
+
+
+def _is_property(node: FunctionNode) -> bool:
+    return any(
+        ast.unparse(mark) == "property" or ast.unparse(mark).endswith("cached_property") for mark in node.decorator_list
+    )

@@ -123,7 +123,7 @@ def _constructions(entry: EntryFacts, cls: Cls) -> list[Expr]:
     while queue:
         current = queue.pop()
         for module in entry.project.modules_mentioning(current.node.name):
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.ClassDef) and node not in classes:
                     candidate = Cls(module, node)
                     if any(isinstance(b, Cls) and b.node is current.node for b in entry.values.mro(candidate)[1:]):
@@ -142,7 +142,7 @@ def _constructions(entry: EntryFacts, cls: Cls) -> list[Expr]:
             calls.append(Expr(candidate.module, ast.copy_location(ast.Name(node.name, ast.Load()), node)))
     for candidate in inheriting.values():
         for module in entry.project.modules_mentioning(candidate.node.name):
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.Call) and not isinstance(node.func, ast.Call):
                     expr = Expr(module, node, None)
                     values = entry.values.of(expr.at(node.func))
@@ -210,7 +210,7 @@ def _shared_helpers(group: Padded) -> Iterator[Hop]:
         if function is None or function is group.func.node or entry is None:
             continue
         for module in entry.project.modules_mentioning(function.name):
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, ast.Call) and called_name(node) == function.name:
                     around = {parent for parent in module.ancestors(node) if isinstance(parent, ast.ClassDef)}
                     if not around & owners:

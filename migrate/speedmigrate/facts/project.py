@@ -32,6 +32,8 @@ class Project:
                 self._by_name.setdefault(PurePosixPath(path).name, []).append(path)
         self._sources: dict[str, sources.SourceFile | None] = {}
         self._modules: dict[str, Module | None] = {}
+        self._found: dict[tuple[str, str, int], str | None] = {}
+        self._entries: dict[str, list[PurePosixPath]] = {}
         self._importers: dict[str, tuple[str, ...]] = {}
         self._mentioning: dict[str, tuple[str, ...]] = {}
         # What others work out of the whole project once (`facts.entry.shared`).
@@ -83,6 +85,12 @@ class Project:
 
     def find(self, importer: Module, module: str, level: int = 0) -> str | None:
         """Return the file that `module` means in `importer`, or None where it is outside the root or ambiguous."""
+        key = (importer.path, module, level)
+        if key not in self._found:
+            self._found[key] = self._find(importer, module, level)
+        return self._found[key]
+
+    def _find(self, importer: Module, module: str, level: int) -> str | None:
         parts = [part for part in module.split(".") if part]
         here = PurePosixPath(importer.path).parent
         if level:
@@ -112,14 +120,9 @@ class Project:
         """Return the folders that literal `sys.path.append/insert` lines add."""
         if "sys.path" not in importer.source.text:
             return []
-        found = []
-        for node in ast.walk(importer.tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"sys.path.append", "sys.path.insert"}:
-                value = node.args[-1] if node.args else None
-                if isinstance(value, ast.Constant) and isinstance(value.value, str) and not value.value.startswith("/"):
-                    for base in (PurePosixPath(importer.path).parent, PurePosixPath()):
-                        found.append(PurePosixPath(os.path.normpath(base / value.value)))
-        return found
+        if importer.path not in self._entries:
+            self._entries[importer.path] = list(_path_entries(importer))
+        return self._entries[importer.path]
 
     def import_target(self, importer: Module, entry: Import) -> tuple[str, str]:
         """Return (file in the root, attribute left) of an import, or ("", dotted name) where it leads outside."""
@@ -150,13 +153,29 @@ class Project:
         return self._importers[path]
 
     def _find_importers(self, path: str) -> tuple[str, ...]:
-        stem = PurePosixPath(path).parent.name if path.endswith("__init__.py") else PurePosixPath(path).stem
-        found = []
-        for module in self.modules_mentioning(stem):
-            entries = [entry for group in module.imports.values() for entry in group] + list(module.stars)
-            if module.path != path and any(self.import_target(module, entry)[0] == path for entry in entries):
-                found.append(module.path)
-        return tuple(found)
+        return tuple(module.path for module in self.modules_mentioning(_stem(path)) if self.imports(module.path, path))
+
+    def imports(self, importer: str, path: str) -> bool:
+        """Say whether one file imports the module at `path`."""
+        source = self.source(importer) if importer != path else None
+        module = self.module(importer) if source is not None and _stem(path) in source.text else None
+        if module is None:
+            return False
+        entries = [entry for group in module.imports.values() for entry in group] + list(module.stars)
+        return any(self.import_target(module, entry)[0] == path for entry in entries)
+
+
+def _stem(path: str) -> str:
+    return PurePosixPath(path).parent.name if path.endswith("__init__.py") else PurePosixPath(path).stem
+
+
+def _path_entries(importer: Module) -> Iterator[PurePosixPath]:
+    for node in importer.nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"sys.path.append", "sys.path.insert"}:
+            value = node.args[-1] if node.args else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str) and not value.value.startswith("/"):
+                for base in (PurePosixPath(importer.path).parent, PurePosixPath()):
+                    yield PurePosixPath(os.path.normpath(base / value.value))
 
 
 def bound_names(node: ast.stmt) -> set[str]:

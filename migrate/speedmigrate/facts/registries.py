@@ -40,7 +40,7 @@ class Registries(Objects):
         if not isinstance(decorator, FunctionNode):
             return
         for module in self.project.modules_mentioning(decorator.name):
-            for node in ast.walk(module.tree):
+            for node in module.nodes:
                 if isinstance(node, FunctionNode | ast.ClassDef):
                     marks = (Expr(module, mark) for mark in node.decorator_list)
                     if any(self._is_mark(mark, decorator, key) for mark in marks):
@@ -64,6 +64,6 @@ def _is_registry(base: Display) -> bool:
 
 def _stores(module: Module) -> Iterator[tuple[ast.Subscript, ast.expr]]:
     """Yield every `target[key] = value` of a file."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
             yield node.targets[0], node.value

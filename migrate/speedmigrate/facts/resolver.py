@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from speedmigrate.facts.project import Project
 from speedmigrate.facts.syntax import Assigned
-from speedmigrate.facts.value import Const, Expr, Frame, Unknown, Value
+from speedmigrate.facts.value import Const, Expr, Frame, Func, Unknown, Value
 
 MAX_DEPTH = 24
 MAX_VALUES = 12
@@ -25,6 +25,7 @@ class Resolver:
         self.project = project
         self._depth = 0
         self._memo: dict[tuple[int, Frame | None], tuple[Value, ...]] = {}
+        self._properties: dict[ast.ClassDef, dict[str, Func]] = {}
         self._attributes: dict[ast.ClassDef, dict[str, list[Assigned]]] = {}
 
     def of(self, expr: Expr) -> tuple[Value, ...]:

@@ -10,8 +10,16 @@ from speedmigrate.facts.module import FunctionNode, Module
 from speedmigrate.facts.reaching import Binding, targets
 
 
-def own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope's body, those of nested functions and classes left out."""
+def own_nodes(node: ast.AST) -> tuple[ast.AST, ...]:
+    """Return the nodes of a scope's body, those of nested functions and classes left out."""
+    found: tuple[ast.AST, ...] | None = getattr(node, "_own_nodes", None)
+    if found is None:
+        found = tuple(_own_nodes(node))
+        node._own_nodes = found  # type: ignore[attr-defined]  # kept on the node: every hop asks again
+    return found
+
+
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
     body = node.body if isinstance(node, FunctionNode | ast.Module | ast.ClassDef) else [node]
     stack: list[ast.AST] = list(reversed(body))
     while stack:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _ALL = re.compile(r'"\$(@|\{@\}|\{\w+\[@\]\})"')
 
+# `<your path>` and `<MODEL>`: what a reader is to fill in; a shell would read redirections and lose what follows.
+_PLACEHOLDER = re.compile(r"(?<![<>&\d\\])<[^\W\d](?:[^<>|&;()$`'\"\n]*[^\s<>|&;()$`'\"])?>(?![>&(])")
 _LEAD = re.compile(r"(?:\s|\\\r?\n)+")
 
 
@@ -34,13 +36,15 @@ class Tree:
 
     def __init__(self, text: Text) -> None:
         self.text = text
-        data = text.text.encode("utf-8", "surrogatepass")
+        self.placeholders = tuple(match.span() for match in _PLACEHOLDER.finditer(text.text))
+        parsed = _PLACEHOLDER.sub(lambda match: "_" * len(match.group()), text.text)
+        data = parsed.encode("utf-8", "surrogatepass")
         self.root = parser().parse(data).root_node
         self._chars: list[int] | None = None
-        if len(data) != len(text.text):
-            lengths = (len(char.encode("utf-8", "surrogatepass")) for char in text.text)
+        if len(data) != len(parsed):
+            lengths = (len(char.encode("utf-8", "surrogatepass")) for char in parsed)
             self._chars = [number for number, length in enumerate(lengths) for _ in range(length)]
-            self._chars.append(len(text.text))
+            self._chars.append(len(parsed))
 
     def span(self, node: Node) -> tuple[int, int]:
         if self._chars is None:
@@ -50,6 +54,18 @@ class Tree:
     def source(self, node: Node) -> str:
         start, end = self.span(node)
         return self.text.text[start:end]
+
+    @property
+    def broken(self) -> Iterator[tuple[int, int]]:
+        """Where the text is no shell, so that what stands there may be misread."""
+        nodes = [self.root] if self.root.has_error else []
+        while nodes:
+            node = nodes.pop()
+            error = node.type == "ERROR" and self.source(node).strip(" \t\r\n\\")
+            if error or any(child.is_missing for child in node.children):
+                yield self.span(node)
+            else:
+                nodes += [child for child in node.children if child.has_error]
 
 
 class Expander:
@@ -97,7 +113,17 @@ class Expander:
             yield from self._literal(*self.tree.span(node), False)
 
     def _literal(self, start: int, end: int, in_string: bool) -> Iterator[Chunk]:
-        """Yield the text of a range, its backslashes taken away."""
+        """Yield the text of a range: placeholders unread, backslashes taken away."""
+        for begin, stop in self.tree.placeholders:
+            if start <= begin and stop <= end:
+                yield from self._plain(start, begin, in_string)
+                place = self.tree.text.place(begin, stop)
+                name = self.tree.text.text[begin:stop]
+                yield Chunk(None, "", -1, (place,) if place else (), name=name)
+                start = stop
+        yield from self._plain(start, end, in_string)
+
+    def _plain(self, start: int, end: int, in_string: bool) -> Iterator[Chunk]:
         text = self.tree.text.text
         position = start
         at = text.find("\\", start, end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +12,13 @@ from pathlib import Path
 from speedmigrate.launch.commands import Flag, Started, after, is_rest, level, started
 from speedmigrate.launch.expand import Tree
 from speedmigrate.launch.files import Files, Resolved
-from speedmigrate.launch.shell import Walker
+from speedmigrate.launch.shell import LINE, Walker
 from speedmigrate.launch.state import Command
 from speedmigrate.launch.words import Chunk, Place, Text
+from speedmigrate.launch.yamlfile import read_yaml
 from speedmigrate.source import SourceFile
 
-_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
+_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch", ".job", ".pbs", ".lsf", ".qsub")
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
 _STARTS = re.compile(r"\.py\b|\s-m\s|\.(?:sh|bash|slurm)\b|\beval\b|\bsource\b|^\s*\. ", re.MULTILINE)
 _SETTING = re.compile(r"[^\0=]+=")
@@ -101,9 +102,18 @@ class Launches:
         for path, command in self.commands:
             start = started(command)
             if start:
-                find = self.files.module if start.module else self.files.resolve
-                found.append((path, command, start, find(start.program.text, command.folder, path)))
+                found.append((path, command, start, self.program(start, command.folder, path)))
         return tuple(found)
+
+    def program(self, start: Started, folder: str, path: str) -> Resolved:
+        """Return the file that a command of a launch file starts in a folder."""
+        find = self.files.module if start.module else self.files.resolve
+        return find(start.program.text, folder, path)
+
+    @cached_property
+    def programs(self) -> tuple[str, ...]:
+        """The files of the root that are started."""
+        return tuple(dict.fromkeys(program.path for *_, program in self.started if program.path))
 
     @cached_property
     def commands(self) -> tuple[tuple[str, Command], ...]:
@@ -114,7 +124,8 @@ class Launches:
     def _trees(self) -> dict[str, Tree | None]:
         return {}
 
-    def _tree(self, path: str) -> Tree | None:
+    def tree(self, path: str) -> Tree | None:
+        """Return the tree of a shell file, None where there is nothing to run."""
         if path not in self._trees:
             source = self.read(path)
             usable = source is not None and bool(_STARTS.search(source.text) or "=" in source.text)
@@ -128,10 +139,10 @@ class Launches:
 
     def _commands(self, path: str) -> list[Command]:
         source = self.read(path)
-        tree = self._tree(path) if source and _STARTS.search(source.text) else None
+        tree = self.tree(path) if source and _STARTS.search(source.text) else None
         if tree is None:
             return []
-        walker = Walker(self._tree, self.line, lambda text, folder: self.files.resolve(text, folder, path).path)
+        walker = Walker(self.tree, self.line, lambda text, folder: self.files.resolve(text, folder, path).path)
         walker.run(path, tree)
         return walker.commands
 
@@ -169,6 +180,7 @@ class Launches:
         given += [after(word, word.text.index("=") + 1) for word in start.words if _SETTING.match(word.text)]
         named = [word for word in given if word.text.endswith(_CONFIGS)]
         found = [self.files.resolve(word.text, command.folder, path).path for word in named]
+        found += [self._engine(config) for config in found if config and start.launcher == "accelerate"]
         made = [
             Heredoc(target.signature, *place)
             for target, place in command.heredocs
@@ -178,8 +190,25 @@ class Launches:
         return Launch(
             path, command.line, start.launcher, (*command.via, *modules), self._placed(start.flags, start),
             tuple(dict.fromkeys(p for p in found if p)), env, self._placed(start.launcher_flags, start),
-            tuple(dict.fromkeys(made)), _places(start), start.unread,
+            tuple(dict.fromkeys(made)), _places(start), (*start.unread, *self._broken(command)),
         )  # fmt: skip
+
+    def _engine(self, config: str) -> str | None:
+        """Return the DeepSpeed JSON that a config file of accelerate names."""
+        source = self.read(config) if config.endswith((".yaml", ".yml")) else None
+        doc = read_yaml(source) if source is not None and "deepspeed_config_file" in source.text else None
+        name = doc.get("deepspeed_config", "deepspeed_config_file") if doc is not None else None
+        return self.files.resolve(name, "", config).path if isinstance(name, str) else None
+
+    def _broken(self, command: Command) -> Iterator[str]:
+        """Yield what is no shell on the lines of a command."""
+        source, tree = self.read(command.path), self._trees.get(command.path)
+        if source is None or tree is None or not tree.root.has_error or not command.line:
+            return
+        line = LINE.match(source.text, source.line_starts[command.line - 1])
+        for start, end in tree.broken:
+            if line is not None and start < line.end() and end > line.start():
+                yield " ".join(source.text[start:end].split())[:40]
 
     def _placed(self, flags: Iterable[Flag], start: Started) -> tuple[Flag, ...]:
         return tuple(

@@ -114,6 +114,8 @@ def _container(text: str, start: int, stop: int, depth: int) -> Node:
 
 
 def _decoded(string: str) -> str:
+    if "\\" not in string:
+        return string[1:-1]
     try:
         return str(json.loads(string, strict=False))
     except ValueError:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _SHELLS = {"bash", "sh", "zsh", "dash", "ksh"}
 _PREFIXES = {"exec", "nohup", "time", "sudo", "command", "builtin", "srun", "sbatch", "qsub", "bsub", "env", "stdbuf"}
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+# A line with those that it continues on, and what starts Python in one.
+LINE = re.compile(r"(?:[^\\\n]|\\(?:\r\n|.|\n))+")
+_PYTHON = re.compile(r"\.py\b|\s-m\s")
 _DEPTH = 6
 _STEPS = 5_000
 
@@ -52,6 +55,16 @@ class Walker:
         for name, (owner, body) in list(self.functions.items()):
             if name not in self.called:
                 self.walk(owner, body, state.copy())
+        self._salvage(path, tree)
+
+    def _salvage(self, path: str, tree: Tree) -> None:
+        """Walk the lines that a syntax error elsewhere swallowed, each as a script of its own."""
+        seen = {(command.path, command.line) for command in self.commands}
+        for start, end in tree.broken:
+            for line in LINE.finditer(tree.text.text, start, end):
+                place = tree.text.place(*line.span())
+                if _PYTHON.search(line.group()) and place and (path, self.line_of(*place[:2])) not in seen:
+                    self._text(tree.text.pieces(*line.span()), State(path))
 
     def walk(self, tree: Tree, node: Node, state: State) -> None:
         """Run one node in a state, which it changes."""
@@ -168,7 +181,8 @@ class Walker:
             env = {
                 key: assigned.variables[key][0] for key in sorted(state.exported | local) if assigned.variables.get(key)
             }
-            place = tree.text.place(*tree.span(node))
+            start, end = tree.span(node)
+            place = tree.text.place(start, end) or tree.text.place(start, start + 1)
             path = place.path if place else state.script
             line = self.line_of(place.path, place.start) if place else 0
             self.commands.append(Command(tuple(words), path, line, state.folder, env, self.via, tuple(self.heredocs)))
