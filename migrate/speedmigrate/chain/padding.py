@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from speedmigrate.chain.fact import Fact, unknown
 from speedmigrate.chain.packs import packs
 from speedmigrate.chain.pads import Pad, pads
-from speedmigrate.chain.roles import Role, role
+from speedmigrate.chain.roles import Role, origin, role
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.value import Attr, Const, Expr, Item
@@ -42,16 +43,41 @@ _IDIOMS = (
 _OF_BATCHES = frozenset({"tokenizer", "pad_sequence"})
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Padding:
+    """What decides how long the sequences of a run are.
+
+    Attributes:
+        facts: the place, how it is written, the side.
+        is_sure: whether what pads is what makes the batches, not any call of a tokenizer.
+        origins: the functions of the data path (a `__getitem__`, a map, a collate) that pad.
+    """
+
+    facts: tuple[Fact, ...]
+    is_sure: bool
+    origins: frozenset[ast.AST]
+
+
 def facts(entry: EntryFacts) -> Iterator[Fact]:
+    yield from padding(entry).facts
+
+
+def padding(entry: EntryFacts) -> Padding:
+    """Return what is known of a run's padding (worked out once)."""
+    return entry.once("padding", _read)
+
+
+def _read(entry: EntryFacts) -> Padding:
     found = [(_role(entry, pad), pad) for pad in pads(entry) if not _is_off(entry, pad)]
     place, used = _place(entry, found)
+    sure = place != "dynamic" or all(_role(entry, pad) == "collate" for pad in used)
+    origins = frozenset(origin(entry, pad.scope)[1] for pad in used)
     if not used:
-        yield from _without(entry, place)
-        return
+        return Padding(tuple(_without(entry, place)), sure, origins)
     hops = tuple(dict.fromkeys(pad.hop for pad in used))
-    yield Fact("padding.place", place, used[0].length, hops)
-    yield Fact("padding.idiom", _idiom(found, used, place), "", hops)
-    yield _side(entry, used)
+    where = Fact("padding.place", place, used[0].length, hops)
+    written = Fact("padding.idiom", _idiom(found, used, place), "", hops)
+    return Padding((where, written, _side(entry, used)), sure, origins)
 
 
 def _role(entry: EntryFacts, pad: Pad) -> Role:

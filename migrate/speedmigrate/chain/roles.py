@@ -77,13 +77,18 @@ def functions(entry: EntryFacts, values: tuple[Value, ...], depth: int = 0) -> I
 
 def role(entry: EntryFacts, scope: Scope) -> Role:
     """Return the part of the data path that a scope belongs to; `build` where the script itself comes to it."""
+    return origin(entry, scope)[0]
+
+
+def origin(entry: EntryFacts, scope: Scope) -> tuple[Role, ast.AST]:
+    """Return the part of the data path that a scope belongs to, and the function that makes it so."""
     module, node, frame = scope
     for _ in range(_MAX_STEPS):
         if not isinstance(node, FunctionNode | ast.Lambda):
-            return "build"
+            return "build", node
         own = _own_role(entry, scope)
         if own is not None:
-            return own
+            return own, node
         if frame is not None and frame.func.node is not node:
             frame = frame.func.outer
         if frame is not None and frame.call is not None:
@@ -92,10 +97,10 @@ def role(entry: EntryFacts, scope: Scope) -> Role:
             expr: Expr = passed(entry)[node].site.expr
             module, call, frame = expr.module, expr.node, expr.frame
         else:
-            return "build"
+            return "build", node
         node = module.function(call) or module.tree
         scope = (module, node, frame)
-    return "build"
+    return "build", node
 
 
 def _own_role(entry: EntryFacts, scope: Scope) -> Role | None:
