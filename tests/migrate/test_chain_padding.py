@@ -153,6 +153,9 @@ CASES = {
         "data.map(partial(encode))",
         (None, None, None),
     ),
+    "a memory-mapped file": ('ids = np.memmap("x.bin", dtype="uint16")', ("packed", "none", "none")),
+    "another from_file": ('words = AutoTokenizer.from_file("x.json")', (None, None, None)),
+    "batches of prompts": ("for i in range(0, len(texts), 8):\n    texts[i : i + 8]", (None, None, None)),
     "blocks of a sampler's indices": (
         "class Order(torch.utils.data.Sampler):\n    def __iter__(self):\n"
         "        return [ids[i : i + 8] for i in range(0, len(ids), 8)]\nDataLoader(data, sampler=Order())",

@@ -10,7 +10,10 @@ from speedmigrate.chain.roles import Role, role
 from speedmigrate.facts.entry import EntryFacts, shared
 from speedmigrate.facts.module import Module
 from speedmigrate.facts.syntax import called_name
+from speedmigrate.facts.value import Expr, Ext
 from speedmigrate.rule import Hop
+
+_STREAMS = frozenset({"memmap", "fromfile", "from_file"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,13 @@ def packs(entry: EntryFacts) -> tuple[Pack, ...]:
 
 def _packs(entry: EntryFacts) -> Iterator[Pack]:
     for scope in entry.scopes:
-        module, node, _ = scope
+        module, node, frame = scope
         for found in _shapes(entry, module).get(node, ()):
             where = role(entry, scope)
-            if where not in {"order", "model", "collate"}:
+            # The script itself slices all kinds of lists into batches.
+            if where in {"order", "model", "collate"} or (where == "build" and isinstance(found, ast.Subscript)):
+                continue
+            if not isinstance(found, ast.Call) or _reads_numbers(entry, Expr(module, found, frame)):
                 yield Pack(where, module.hop(found, f"cut into blocks: {module.text(found).splitlines()[0][:60]}"))
     for site, callee in entry.calls("trl", "ConstantLengthDataset", "SFTTrainer", "SFTConfig"):
         packing = next((k.value for k in site.node.keywords if k.arg == "packing"), None)
@@ -40,6 +46,15 @@ def _packs(entry: EntryFacts) -> Iterator[Pack]:
             yield Pack("map", site.expr.hop("TRL packs rows to one length"))
         elif packing is not None and entry.values.key(site.expr.at(packing)) is True:
             yield Pack("map", site.expr.hop("packing=True"))
+
+
+def _reads_numbers(entry: EntryFacts, expr: Expr) -> bool:
+    """Say whether what looks like `np.memmap(path)` or `torch.from_file(path)` is one; a reshape needs no look."""
+    assert isinstance(expr.node, ast.Call)
+    if called_name(expr.node) not in _STREAMS:
+        return True
+    callees = entry.values.of(expr.at(expr.node.func))
+    return any(isinstance(callee, Ext) and callee.package in {"numpy", "torch"} for callee in callees)
 
 
 def _shapes(entry: EntryFacts, module: Module) -> dict[ast.AST, list[ast.AST]]:
@@ -66,7 +81,7 @@ def _is_cut(module: Module, node: ast.AST) -> bool:
         return False
     if isinstance(node.func, ast.Attribute) and node.func.attr in {"reshape", "view"} and len(node.args) == 2:
         return _is_stream(node.func.value)
-    return called_name(node) in {"memmap", "fromfile", "from_file"}
+    return called_name(node) in _STREAMS
 
 
 def _is_stream(node: ast.expr) -> bool:
