@@ -49,6 +49,7 @@ def reached(facts: EntryFacts) -> set[str]:
     "lookup",
     [
         "import runners\ngetattr(runners, args.name)().train()",
+        "import importlib\nkind = getattr(importlib.import_module('runners'), args.name)\nkind().train()",
         "from runners import Runner\nglobals()[args.name]().train()",
         "from runners import Runner\nTABLE = {'a': Runner}\nTABLE[args.name]().train()",
         "from runners import Runner\nTABLE = {'a': Runner}\nTABLE.get(args.name)().train()",

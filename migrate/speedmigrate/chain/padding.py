@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from speedmigrate.chain import data
 from speedmigrate.chain.fact import Fact, unknown
 from speedmigrate.chain.packs import packs
 from speedmigrate.chain.pads import Pad, pads
@@ -71,6 +72,9 @@ def _read(entry: EntryFacts) -> Padding:
     found = [(_role(entry, pad), pad) for pad in pads(entry) if not _is_off(entry, pad)]
     place, used = _place(entry, found)
     sure = place != "dynamic" or all(_role(entry, pad) == "collate" for pad in used)
+    if used and all(pad.idiom == "collator" for pad in used) and not any(entry.calls("trl", *_TRL)):
+        # A library's collator takes rows of one length, too: what makes the rows has to be seen (TRL makes its own).
+        sure = sure and all(fact.value not in {None, "library"} and not fact.unknown for fact in _data(entry))
     origins = frozenset(origin(entry, pad.scope)[1] for pad in used)
     if not used:
         return Padding(tuple(_without(entry, place)), sure, origins)
@@ -78,6 +82,10 @@ def _read(entry: EntryFacts) -> Padding:
     where = Fact("padding.place", place, used[0].length, hops)
     written = Fact("padding.idiom", _idiom(found, used, place), "", hops)
     return Padding((where, written, _side(entry, used)), sure, origins)
+
+
+def _data(entry: EntryFacts) -> list[Fact]:
+    return [fact for fact in data.facts(entry) if fact.name == "data.kind"]
 
 
 def _role(entry: EntryFacts, pad: Pad) -> Role:

@@ -121,6 +121,13 @@ class Values(Registries):
                     elif isinstance(base, ModuleRef):
                         yield from self.defined(base.module, expr, imported=False)
                 return
+        if callee.name == "importlib.import_module" and node.args:
+            name = self.key(expr.at(node.args[0]))
+            path = self.project.find(expr.module, name) if isinstance(name, str) else None
+            module = self.project.module(path) if path is not None else None
+            if module is not None:
+                yield ModuleRef(module)
+                return
         if callee.name == "builtins.super":
             frame = expr.frame
             if frame is not None and isinstance(frame.receiver, Inst):
