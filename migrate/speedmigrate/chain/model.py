@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from speedmigrate.chain.fact import Fact, unknown
 from speedmigrate.chain.framework import calls_of, copied_around, outside_calls, trainers
+from speedmigrate.chain.loss_shape import loss_shape
 from speedmigrate.chain.model_loss import loss
 from speedmigrate.chain.model_wraps import is_module, trained, wrap_order
 from speedmigrate.facts.entry import EntryFacts, Site
@@ -29,6 +30,7 @@ def facts(entry: EntryFacts) -> Iterator[Fact]:
     yield from wrap_order(entry)
     yield from _calls(entry)
     yield from loss(entry)
+    yield from loss_shape(entry)
     yield from _checkpoints(entry)
 
 
