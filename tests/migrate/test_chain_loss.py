@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from speedmigrate.chain.loss_shape import loss_shape
+from speedmigrate.chain.model_loss import loss
 from speedmigrate.facts.entry import entry_facts
 from speedmigrate.facts.project import Project
 from speedmigrate.rule import Options
 from speedmigrate.target import Target
 
+HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
 CASES = {
     "torch's own ignore value": ("loss = F.cross_entropy(x, y)", ("-100", "no", "labels")),
     "a given one": ("loss = F.cross_entropy(x, y, ignore_index=PAD)", ("PAD", "no", "labels")),
@@ -47,6 +49,20 @@ CASES = {
     ),
     "another loss": ("loss = F.mse_loss(x, y)", ()),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loss = F.cross_entropy(x, y).view(-1).mean()",
+        "each = F.cross_entropy(x, y, reduction='none').view(y.size())\nloss = torch.sum(each * mask) / mask.sum()",
+        "loss = scaler.scale(F.cross_entropy(x, y).to(device))",
+    ],
+)
+def test_the_loss_is_found_under_what_is_done_to_it(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.py").write_text(f"{HEAD}{text}\nloss.backward()\n")
+    entry = entry_facts(Project(tmp_path), "train.py", Target(), Options())
+    assert [fact.value for fact in loss(entry)] == ["cross_entropy"]
 
 
 @pytest.mark.parametrize("name", CASES)

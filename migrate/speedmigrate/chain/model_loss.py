@@ -17,8 +17,8 @@ from speedmigrate.facts.value import Attr, Cls, Expr, Ext, Inst, Item, Param, Re
 from speedmigrate.rule import Hop
 
 # What hands a loss on: a scaler, a reduction, a move.
-_PASSING = frozenset("scale mean sum to cuda float clone squeeze".split())
-_MAX_STEPS = 6
+_PASSING = frozenset("scale mean sum to cuda float clone squeeze view reshape flatten".split())
+_MAX_STEPS = 12
 _LOSSES = frozenset("cross_entropy CrossEntropyLoss nll_loss NLLLoss".split())
 
 
@@ -91,7 +91,10 @@ def _terms(entry: EntryFacts, expr: Expr, steps: int = 0) -> Iterator[Expr]:
         if isinstance(node.op, ast.Add):
             yield from _terms(entry, expr.at(node.right), steps + 1)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _PASSING:
-        yield from _terms(entry, expr.at(node.args[0] if node.args else node.func.value), steps + 1)
+        # `torch.sum(loss)` and `scaler.scale(loss)` take it, `loss.view(-1)` is asked of it.
+        owner = expr.at(node.func.value)
+        takes = node.func.attr == "scale" or any(isinstance(v, Ext) for v in entry.values.of(owner))
+        yield from _terms(entry, expr.at(node.args[0]) if takes and node.args else owner, steps + 1)
     elif isinstance(node, ast.Name):
         named = list(_bound(entry, expr))
         for inner in named:
