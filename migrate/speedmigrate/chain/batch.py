@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from speedmigrate.chain import loader
 from speedmigrate.chain.batch_shapes import ROWS, Shape, identity, returned
 from speedmigrate.chain.batch_uses import uses
 from speedmigrate.chain.collate import opened
@@ -23,8 +22,7 @@ _SEQUENCES = frozenset({"tuple", "list"})
 
 
 def facts(entry: EntryFacts) -> Iterator[Fact]:
-    """Yield the facts of the loader, then `batch.kind`."""
-    yield from loader.facts(entry)
+    """Yield `batch.kind`."""
     yield _batch(entry)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from speedmigrate.chain import batch, collate, data, framework, launch, model, optimizer, padding, precision
+from speedmigrate.chain import batch, collate, data, framework, launch, loader, model, optimizer, padding, precision
 from speedmigrate.chain.fact import Fact
 from speedmigrate.facts.entry import EntryFacts
 
@@ -13,6 +13,7 @@ HOPS: tuple[Callable[[EntryFacts], Iterator[Fact]], ...] = (
     data.facts,
     padding.facts,
     collate.facts,
+    loader.facts,
     batch.facts,
     model.facts,
     optimizer.facts,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from speedmigrate.chain.roles import Role, role
 from speedmigrate.facts.entry import EntryFacts, shared
 from speedmigrate.facts.module import Module
-from speedmigrate.facts.syntax import called_name
+from speedmigrate.facts.syntax import call_argument, called_name
 from speedmigrate.facts.value import Expr, Ext
 from speedmigrate.rule import Hop
 
@@ -40,7 +40,7 @@ def _packs(entry: EntryFacts) -> Iterator[Pack]:
             if not isinstance(found, ast.Call) or _reads_numbers(entry, Expr(module, found, frame)):
                 yield Pack(where, module.hop(found, f"cut into blocks: {module.text(found).splitlines()[0][:60]}"))
     for site, callee in entry.calls("trl", "ConstantLengthDataset", "SFTTrainer", "SFTConfig"):
-        packing = next((k.value for k in site.node.keywords if k.arg == "packing"), None)
+        packing = call_argument(site.node, None, "packing")
         base = entry.base(callee)
         if base is not None and base.last == "ConstantLengthDataset":
             yield Pack("map", site.expr.hop("TRL packs rows to one length"))

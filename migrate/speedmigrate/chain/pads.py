@@ -15,7 +15,7 @@ from speedmigrate.chain.widths import followed, gap, width
 from speedmigrate.facts.entry import EntryFacts, Scope, shared
 from speedmigrate.facts.module import Module
 from speedmigrate.facts.syntax import call_argument, called_name
-from speedmigrate.facts.value import Const, Expr, Ext, Inst, Value
+from speedmigrate.facts.value import Cls, Const, Expr, Ext, Func
 from speedmigrate.rule import Hop
 
 Idiom = Literal[
@@ -269,7 +269,9 @@ def _read_tokenizer(entry: EntryFacts, scope: Scope, shape: _Shape) -> Iterator[
     if any(isinstance(value, Ext) and value.package in _NOT_TEXT for value in callees):
         return
     collator = next((v for v in callees if isinstance(v, Ext) and "Collator" in v.last), None)
-    if collator is None and (called_name(shape.node).startswith("DataCollator") or all(map(_is_ours, callees))):
+    if collator is None and (
+        called_name(shape.node).startswith("DataCollator") or all(isinstance(value, Func | Cls) for value in callees)
+    ):
         return
     reach = _told(entry, expr, shape.node, collator)
     if reach is None:
@@ -277,10 +279,6 @@ def _read_tokenizer(entry: EntryFacts, scope: Scope, shape: _Shape) -> Iterator[
     length = call_argument(shape.node, None, "max_length")
     text = expr.at(length).text if length is not None else ""
     yield Pad(expr, scope, "collator" if collator else "tokenizer", reach, "tokenizer", text)
-
-
-def _is_ours(value: Value) -> bool:
-    return not isinstance(value, Ext | Inst) and type(value).__name__ in {"Func", "Cls"}
 
 
 def _told(entry: EntryFacts, expr: Expr, call: ast.Call, collator: Ext | None) -> Reach | None:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from speedmigrate.chain.framework import Trainer
 from speedmigrate.chain.launch import commands
-from speedmigrate.facts.arguments import Arguments, argparse_flag
-from speedmigrate.facts.entry import EntryFacts, shared
+from speedmigrate.facts.arguments import Arguments, argparse_flag, yaml_text
+from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.syntax import call_argument
 from speedmigrate.facts.value import Attr, Cls, Const, Expr, Ext, Inst, Item, Result, Value
 from speedmigrate.launch.files import Files
 from speedmigrate.launch.find import Launch
 from speedmigrate.launch.jsonfile import JsonDoc, read_json
-from speedmigrate.launch.yamlfile import YamlDoc, read_yaml
+from speedmigrate.launch.yamlfile import YamlDoc
 from speedmigrate.rule import Hop
 
 
@@ -183,10 +183,7 @@ def given(entry: EntryFacts, name: str) -> Iterator[Setting]:
 
 
 def _yaml(entry: EntryFacts, path: str) -> YamlDoc | None:
-    source = entry.project.source(path) if path.endswith((".yaml", ".yml")) else None
-    if source is None:
-        return None
-    return shared(entry.project, f"chain.yaml:{path}", lambda: read_yaml(source))
+    return yaml_text(entry, path) if path.endswith((".yaml", ".yml")) else None
 
 
 def _line_of(text: str, name: str) -> int:

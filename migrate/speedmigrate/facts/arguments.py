@@ -12,6 +12,7 @@ from speedmigrate.facts.syntax import call_argument, has_spread
 from speedmigrate.facts.value import Attr, Cls, Const, Expr, Ext, Inst, Result, Value
 from speedmigrate.launch.find import Launch
 from speedmigrate.launch.jsonfile import JsonDoc, read_json
+from speedmigrate.launch.yamlfile import YamlDoc, read_yaml
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,6 +169,12 @@ def _json_text(entry: EntryFacts, path: str, start: int, end: int | None) -> Jso
         return None
     doc = read_json(source, start, end)
     return doc if doc is not None and isinstance(doc.root.value, dict) else None
+
+
+def yaml_text(entry: EntryFacts, path: str) -> YamlDoc | None:
+    """Return a YAML file of the root (read once), None where it is none."""
+    source = entry.project.source(path)
+    return None if source is None else shared(entry.project, f"yaml:{path}", lambda: read_yaml(source))
 
 
 def zero_stage(doc: JsonDoc) -> int | None:

@@ -16,13 +16,13 @@ from speedmigrate.facts.arguments import (
     deepspeed_configs,
     field_default,
     json_text,
+    yaml_text,
 )
-from speedmigrate.facts.entry import EntryFacts, Site, shared
+from speedmigrate.facts.entry import EntryFacts, Site
 from speedmigrate.facts.hftrainer import trainer_settings
 from speedmigrate.facts.syntax import call_argument, has_spread
 from speedmigrate.facts.value import Attr, Cls, Const, Display, Expr, Inst
 from speedmigrate.launch.find import Launch
-from speedmigrate.launch.yamlfile import read_yaml
 from speedmigrate.rule import Hop
 
 Source = Literal["command", "file", "set_defaults", "code", "default", "library"]
@@ -215,11 +215,10 @@ def _in_yaml(entry: EntryFacts, path: str, name: str) -> Setting | None:
     source = entry.project.source(path)
     if source is None or f"{name}:" not in source.text:
         return None
-    doc = shared(entry.project, f"yaml:{path}", lambda: read_yaml(source))
+    doc = yaml_text(entry, path)
     if doc is None or not doc.has(name):
         return None
-    line = source.text[: source.text.index(f"{name}:")].count("\n") + 1
-    return Setting(doc.get(name), Hop(path, line, name), "file")
+    return Setting(doc.get(name), Hop(path, source.line_of(source.text.index(f"{name}:")), name), "file")
 
 
 def _in_json(entry: EntryFacts, path: str, name: str) -> Setting | None:
