@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ._lookahead import lookahead as lookahead
     from ._lookahead import use_lookahead as use_lookahead
+    from ._tokenizer import pad_values_of as pad_values_of
+    from ._trainer import use_train_collator as use_train_collator
     from .collate import PaddingCollator as PaddingCollator
     from .compile import compile_layers as compile_layers
     from .float8 import convert_to_float8 as convert_to_float8
@@ -29,9 +31,11 @@ _LAZY = {
     "convert_to_float8": "float8",
     "keep_fused": "optim",
     "lookahead": "_lookahead",
+    "pad_values_of": "_tokenizer",
     "sample_lengths": "lengths",
     "trim_batch": "trim",
     "use_lookahead": "_lookahead",
+    "use_train_collator": "_trainer",
 }
 
 __all__ = [
@@ -42,9 +46,11 @@ __all__ = [
     "convert_to_float8",
     "keep_fused",
     "lookahead",
+    "pad_values_of",
     "sample_lengths",
     "trim_batch",
     "use_lookahead",
+    "use_train_collator",
 ]
 
 

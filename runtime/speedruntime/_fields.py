@@ -69,6 +69,7 @@ class Layout:
                 "tuple slot"
             )
         self._by_name = {name_of(field): field for field in self.pads}
+        self.is_grouped = groups is not None
         self.groups = [[list(self.pads)]] if groups is None else [self._group(group) for group in groups]
         self._check_groups()
         sides = dict(padding_side) if isinstance(padding_side, Mapping) else dict.fromkeys(self._by_name, padding_side)
@@ -121,9 +122,16 @@ class Layout:
             return [(self.field(name, "add_attention_mask"), key) for name, key in add_attention_mask.items()]
         return [(self.main_field(), "attention_mask")]
 
-    def check_trimmable(self) -> None:
-        for fields in (fields for group in self.groups for fields in group):
-            check_not_ids_alone([(name_of(field), self.pads[field]) for field in fields])
+    def check_trimmable(self, *sets: list[Field]) -> None:
+        for fields in sets or [fields for group in self.groups for fields in group]:
+            check_not_ids_alone([(name_of(f), self.pads[f]) for f in fields if self.pads[f] is not ...])
+
+    def check_paddable(self) -> None:
+        for field, pad in self.pads.items():
+            if pad is ...:
+                raise ValueError(
+                    f"pad_values has ... for {name_of(field)!r}, which only trim=True can do; give a value"
+                )
 
     def check_kind(self, samples: list[Any]) -> None:
         for number, sample in enumerate(samples):
@@ -136,12 +144,11 @@ class Layout:
                     "per slot, None where a slot is not per token"
                 )
 
-    def check_unlisted(self, samples: list[Any], token_values: list[Any]) -> None:
+    def check_unlisted(self, samples: list[Any], firsts: list[Field]) -> None:
         """Raise for a field that nobody declared and that is as long as the tokens in every sample."""
         if not self.is_mapping:
             return
-        totals = {len(value) for value in token_values}
-        firsts = [group[0][0] for group in self.groups]
+        totals = {len(at(samples[0], first)) for first in firsts}
         for key, value in samples[0].items():
             if key in self.undeclared_ok or not _is_sequence(value) or len(value) not in totals:
                 continue

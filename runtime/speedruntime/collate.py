@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 from ._fields import Field, Layout, at, name_of, replaced
 from .trim import real_span
 
+Span = tuple[int, int]
 PadValues = Union[Mapping[Any, Any], Sequence[Any]]
 _STACKS_TENSORS = {("torch.utils.data._utils.collate", "default_collate")} | {
     ("transformers.data.data_collator", name) for name in ("default_data_collator", "torch_default_data_collator")
@@ -33,15 +34,19 @@ class PaddingCollator:
     Args:
         pad_values: ``{field: value}``, or one entry per slot for tuple samples; None where the field is not per token.
             A value may itself be such a mapping or tuple: the field is then nested and called ``"outer.inner"``.
+            With ``trim``, ``...`` stands for a field that holds no one value at padding (position ids): it is cut with
+            its group and does not say what is padding.
         collate_fn: makes the batch from the padded samples; default torch's ``default_collate``.
-        groups: lists of field names that are padded to one length (in tokens); default one group of all listed fields.
+        groups: lists of field names that are padded to one length (in tokens); default one group of all listed fields
+            (with ``trim``: those that are equally long in the samples).
             The fields of a group are as long as each other in every sample. An entry that is itself a list of lists
             (``[["chosen", "chosen_labels"], ["rejected", "rejected_labels"]]``) joins several such sets to one length.
         padding_side: ``"right"`` or ``"left"``, or ``{field: side}`` (fields not named: right).
         pad_to_multiple_of: round the length up to a multiple of this many tokens; default None, no rounding.
         max_length: longest sample in tokens; caps the rounding; default None, no bound.
-        trim: first remove the padding that the samples carry: positions at the end (the start if that side is left)
-            that hold the pad value in every field of the group; default False.
+        trim: first remove the padding that the samples carry: positions at the end (the start if that side is left,
+            either where a mask is listed) that hold the pad value in every field of the group; default False. Samples
+            that are equally long lose the positions that are padding in all of them and keep everything else.
         add_attention_mask: True, or ``{field: mask key}``: add a ``[B, T]`` long mask, 1 on tokens and 0 on padding,
             made from the lengths of the field (True: ``input_ids`` or the first listed) under ``attention_mask``.
             A mask that ``collate_fn`` makes is kept; one that samples carry has to be listed.
@@ -91,6 +96,8 @@ class PaddingCollator:
         self._layout = Layout(pad_values, groups, padding_side)
         if trim:
             self._layout.check_trimmable()
+        else:
+            self._layout.check_paddable()
         self._masks = self._layout.masks(add_attention_mask)
         self._position_of = self._layout.main_field() if add_position_ids else None
         if add_position_ids and not self._layout.is_mapping:
@@ -103,19 +110,26 @@ class PaddingCollator:
         if not samples:
             raise ValueError("the batch is empty: expected at least one sample; check the sampler before it")
         self._layout.check_kind(samples)
+        groups = self._groups(samples)
         lengths: dict[Field, list[int]] = {}
         widths: dict[Field, int] = {}
         changes: list[dict[Field, Any]] = [{} for _ in samples]
-        for group in self._layout.groups:
+        for group in groups:
             columns: dict[Field, list[Any]] = {}
+            spans: dict[Field, list[Span]] = {}
             for fields in group:
-                spans = self._aligned(samples, fields, columns)
-                lengths.update(dict.fromkeys(fields, spans))
+                found = self._aligned(samples, fields, columns)
+                lengths.update(dict.fromkeys(fields, _sizes(found)))
+                spans.update(dict.fromkeys(fields, found))
             width = self._width([(fields[0], lengths[fields[0]]) for fields in group])
+            if self.trim and len(group) == 1:
+                shared = _common(spans[group[0][0]], [_length(value) for value in columns[group[0][0]]], width)
+                spans = dict.fromkeys(spans, shared)
+                width = max(width, *_sizes(shared))
             for field, column in columns.items():
                 widths[field] = width
-                self._pad(field, column, lengths[field], width, changes)
-        self._layout.check_unlisted(samples, [at(samples[0], group[0][0]) for group in self._layout.groups])
+                self._pad(field, column, spans[field], width, changes)
+        self._layout.check_unlisted(samples, [group[0][0] for group in groups])
         self._check_added(samples)
         batch = self.collate_fn([replaced(sample, change) for sample, change in zip(samples, changes)])
         return self._with_masks(batch, lengths, widths)
@@ -138,10 +152,23 @@ class PaddingCollator:
             ... )
             2
         """
-        return max(self._aligned([sample], fields, {})[0] for group in self._layout.groups for fields in group)
+        found = [self._aligned([sample], fields, {}) for group in self._groups([sample]) for fields in group]
+        return max(size for spans in found for size in _sizes(spans))
 
-    def _aligned(self, samples: list[Any], fields: list[Field], columns: dict[Field, list[Any]]) -> list[int]:
-        """Put the fields' values, trimmed, into ``columns`` and return the samples' lengths."""
+    def _groups(self, samples: list[Any]) -> list[list[list[Field]]]:
+        """Return the groups: as given, or for ``trim`` the fields that are equally long in these samples."""
+        if not self.trim or self._layout.is_grouped:
+            return self._layout.groups
+        found: dict[tuple[int, ...], list[Field]] = {}
+        for field in self._layout.pads:
+            found.setdefault(tuple(_length(value) for value in self._column(samples, field)), []).append(field)
+        if len(found) > 1:
+            for fields in found.values():
+                self._layout.check_trimmable(fields)
+        return [[fields] for fields in found.values()]
+
+    def _aligned(self, samples: list[Any], fields: list[Field], columns: dict[Field, list[Any]]) -> list[Span]:
+        """Put the fields' values into ``columns`` and return where the samples' tokens start and stop."""
         values = {field: self._column(samples, field) for field in fields}
         first = fields[0]
         lengths = [_length(value) for value in values[first]]
@@ -154,18 +181,15 @@ class PaddingCollator:
                 f"sample {number} has no tokens in {name_of(first)!r}; expected at least one: filter empty samples "
                 "out of the data set"
             )
+        columns.update(values)
+        spans = [(0, length) for length in lengths]
         if self.trim:
-            pads = [(field, self._layout.pads[field]) for field in fields]
+            pads = [(field, self._layout.pads[field]) for field in fields if self._layout.pads[field] is not ...]
             both = any(field[-1] == "attention_mask" for field in fields)
             for number in range(len(samples)):
                 row = [(values[field][number], pad) for field, pad in pads]
-                start, stop = real_span(row, side=self._layout.sides[first], both_ends=both)
-                if stop - start < lengths[number]:
-                    lengths[number] = stop - start
-                    for field in fields:
-                        values[field][number] = values[field][number][start:stop]
-        columns.update(values)
-        return lengths
+                spans[number] = real_span(row, side=self._layout.sides[first], both_ends=both)
+        return spans
 
     def _column(self, samples: list[Any], field: Field) -> list[Any]:
         column = []
@@ -209,25 +233,32 @@ class PaddingCollator:
         return longest
 
     def _pad(
-        self, field: Field, column: list[Any], lengths: list[int], width: int, changes: list[dict[Field, Any]]
+        self, field: Field, column: list[Any], spans: list[Span], width: int, changes: list[dict[Field, Any]]
     ) -> None:
         dtype = getattr(column[0], "dtype", list)
-        for number, value in enumerate(column):
-            if getattr(value, "dtype", list) != dtype:
+        for number, whole in enumerate(column):
+            if getattr(whole, "dtype", list) != dtype:
                 raise ValueError(
-                    f"sample {number}, field {name_of(field)!r}: dtype {getattr(value, 'dtype', 'list')}, expected "
+                    f"sample {number}, field {name_of(field)!r}: dtype {getattr(whole, 'dtype', 'list')}, expected "
                     f"{dtype} as in sample 0; make the data set return one dtype"
                 )
+            start, stop = spans[number]
+            value = whole if stop - start == _length(whole) else whole[start:stop]
             if dtype is list and self._to_tensor:
                 value = _tensor(value)
-            if lengths[number] < width:
-                value = self._padded(field, value, lengths[number], width)
-            if dtype is list or self.trim or lengths[number] < width:
+            if stop - start < width:
+                value = self._padded(field, value, stop - start, width)
+            if value is not whole:
                 changes[number][field] = value
 
     def _padded(self, field: Field, value: Any, length: int, width: int) -> Any:
         pad, left = self._layout.pads[field], self._layout.sides[field] == "left"
         missing = width - length
+        if pad is ...:
+            raise ValueError(
+                f"field {name_of(field)!r} is only cut (pad_values has ... for it), and a sample of {length} tokens "
+                f"would have to be padded to {width}; give a pad value, or make the samples equally long"
+            )
         if isinstance(value, list):
             filler = pad if not isinstance(value[0], (list, tuple)) else [pad] * len(value[0])
             rest = [copy.copy(filler) for _ in range(missing)] if isinstance(filler, list) else [filler] * missing
@@ -295,6 +326,22 @@ def mask_from_lengths(lengths: Sequence[int], width: int, *, side: str = "right"
 def _length(value: Any) -> int:
     # A tensor's own `len` is a Python function, 5x slower than its shape.
     return len(value) if isinstance(value, list) else int(value.shape[0])
+
+
+def _sizes(spans: Sequence[Span]) -> list[int]:
+    return [stop - start for start, stop in spans]
+
+
+def _common(spans: list[Span], totals: list[int], width: int) -> list[Span]:
+    """Return what stays of samples that are equally long: all positions that hold a token in one of them."""
+    total = totals[0]
+    if any(other != total for other in totals):
+        return spans
+    start, stop = min(start for start, _ in spans), max(stop for _, stop in spans)
+    missing = max(width - (stop - start), 0)
+    if start == 0:
+        return [(0, min(stop + missing, total))] * len(spans)
+    return [(max(start - missing, 0), stop)] * len(spans)
 
 
 def _tensor(values: list[Any]) -> torch.Tensor:

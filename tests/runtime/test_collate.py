@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import namedtuple
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_collate
 
-from speedruntime import PaddingCollator, reference, trim_batch
+from speedruntime import PaddingCollator, pad_values_of, reference, trim_batch, use_train_collator
 from speedruntime.trim import real_span
 
 IDS = {"input_ids": 0, "labels": -100}
@@ -285,14 +286,72 @@ def test_listed_mask_of_the_sample_is_padded_and_kept():
         PaddingCollator({"input_ids": 9}, add_attention_mask=True)(samples)
 
 
-def test_trim_with_a_mask_finds_left_padding_and_pads_right():
+def test_trim_with_a_mask_finds_left_padding_and_keeps_the_side():
     samples = [
         {"input_ids": [0, 0, 5], "labels": [-100, -100, 5], "attention_mask": [0, 0, 1]},
         {"input_ids": [0, 6, 7], "labels": [-100, 6, 7], "attention_mask": [0, 1, 1]},
     ]
     batch = PaddingCollator({**IDS, "attention_mask": 0}, trim=True)(samples)
-    assert batch["input_ids"].tolist() == [[5, 0], [6, 7]]
-    assert batch["attention_mask"].tolist() == [[1, 0], [1, 1]]
+    assert batch["input_ids"].tolist() == [[0, 5], [6, 7]]
+    assert batch["labels"].tolist() == [[-100, 5], [6, 7]]
+    assert batch["attention_mask"].tolist() == [[0, 1], [1, 1]]
+
+
+def test_trim_keeps_what_equally_long_samples_hold_at_padding():
+    samples = [
+        {"input_ids": [5, 0, 0, 0], "labels": [5, -100, -100, -100], "position_ids": [0, 1, 2, 3]},
+        {"input_ids": [6, 7, 0, 0], "labels": [6, 7, -100, -100], "position_ids": [0, 1, 2, 3]},
+    ]
+    batch = PaddingCollator({**IDS, "position_ids": ...}, trim=True)(samples)
+    assert batch["position_ids"].tolist() == [[0, 1], [0, 1]]
+    assert batch["labels"].tolist() == [[5, -100], [6, 7]]
+    longer = PaddingCollator({**IDS, "position_ids": ...}, trim=True, pad_to_multiple_of=3)(samples)
+    assert longer["position_ids"].tolist() == [[0, 1, 2], [0, 1, 2]]
+    wider = PaddingCollator({**IDS, "position_ids": ...}, trim=True, pad_to_multiple_of=8)
+    with pytest.raises(ValueError, match="is only cut"):
+        wider(samples)
+
+
+def test_an_ellipsis_is_for_trim_alone():
+    with pytest.raises(ValueError, match="which only trim=True can do"):
+        PaddingCollator({**IDS, "position_ids": ...})
+
+
+def test_trim_groups_fields_by_their_length():
+    samples = [
+        {"input_ids": [5, 0, 0, 0], "attention_mask": [1, 0, 0, 0], "labels": [6, 7, -100]},
+        {"input_ids": [5, 6, 0, 0], "attention_mask": [1, 1, 0, 0], "labels": [6, -100, -100]},
+    ]
+    collate = PaddingCollator({**IDS, "attention_mask": 0}, trim=True)
+    batch = collate(samples)
+    assert {name: list(value.shape) for name, value in batch.items()} == {
+        "input_ids": [2, 2], "attention_mask": [2, 2], "labels": [2, 2]
+    }  # fmt: skip
+    assert [collate.length(sample) for sample in samples] == [2, 2]
+
+
+def test_trim_refuses_ids_whose_length_is_all_their_own():
+    samples = [{"input_ids": [5, 0, 0, 0], "labels": [6, 7, -100]}]
+    with pytest.raises(ValueError, match="padding cannot be found by 'input_ids' alone"):
+        PaddingCollator(IDS, trim=True)(samples)
+
+
+def test_the_pad_values_of_a_tokenizer():
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer = SimpleNamespace(pad_token_id=3, pad_token_type_id=1, model_input_names=names)
+    assert pad_values_of(tokenizer, labels=-100) == {
+        "input_ids": 3, "token_type_ids": 1, "attention_mask": 0, "labels": -100
+    }  # fmt: skip
+    tokenizer.pad_token_id = None
+    with pytest.raises(ValueError, match="has no pad token"):
+        pad_values_of(tokenizer)
+
+
+def test_a_trainer_collates_its_training_batches_alone_with_another_collator():
+    trainer = SimpleNamespace(data_collator="old")
+    trainer.get_train_dataloader = lambda: f"train with {trainer.data_collator}"
+    use_train_collator(trainer, "new")
+    assert (trainer.get_train_dataloader(), trainer.data_collator) == ("train with new", "old")
 
 
 def test_trim_keeps_a_beginning_that_looks_like_padding_where_no_mask_tells():
