@@ -25,6 +25,14 @@ def at(sample: Any, field: Field) -> Any:
     return sample
 
 
+def has(sample: Any, field: Field) -> bool:
+    try:
+        at(sample, field)
+    except (KeyError, IndexError, TypeError):
+        return False
+    return True
+
+
 def replaced(sample: Any, changes: Mapping[Field, Any]) -> Any:
     """Return a shallow copy of a sample with some fields replaced; its type stays."""
     if not changes:
@@ -57,7 +65,10 @@ class Layout:
         groups: each group holds sets of fields; a set is equally long in a sample, a group in a batch.
     """
 
-    def __init__(self, pad_values: Any, groups: Any, padding_side: str | Mapping[Any, str]) -> None:
+    def __init__(
+        self, pad_values: Any, groups: Any, padding_side: str | Mapping[Any, str], *, ids_alone: bool = False
+    ) -> None:
+        self.ids_alone = ids_alone
         self.is_mapping = isinstance(pad_values, Mapping)
         self.num_slots = None if self.is_mapping else len(pad_values)
         self.pads: dict[Field, Any] = {}
@@ -123,7 +134,7 @@ class Layout:
         return [(self.main_field(), "attention_mask")]
 
     def check_trimmable(self, *sets: list[Field]) -> None:
-        for fields in sets or [fields for group in self.groups for fields in group]:
+        for fields in () if self.ids_alone else sets or [fields for group in self.groups for fields in group]:
             check_not_ids_alone([(name_of(f), self.pads[f]) for f in fields if self.pads[f] is not ...])
 
     def check_paddable(self) -> None:
@@ -144,17 +155,18 @@ class Layout:
                     "per slot, None where a slot is not per token"
                 )
 
-    def check_unlisted(self, samples: list[Any], firsts: list[Field]) -> None:
+    def check_unlisted(self, samples: list[Any], firsts: list[Field], dim: int) -> None:
         """Raise for a field that nobody declared and that is as long as the tokens in every sample."""
         if not self.is_mapping:
             return
-        totals = {len(at(samples[0], first)) for first in firsts}
+        totals = {_length(at(samples[0], first), dim) for first in firsts}
         for key, value in samples[0].items():
-            if key in self.undeclared_ok or not _is_sequence(value) or len(value) not in totals:
+            length = _length(value, dim)
+            if key in self.undeclared_ok or length not in totals:
                 continue
-            if any(all(_length(s.get(key)) == len(at(s, first)) for s in samples) for first in firsts):
+            if any(all(_length(s.get(key), dim) == _length(at(s, first), dim) for s in samples) for first in firsts):
                 raise ValueError(
-                    f"sample 0, field {key!r}: it is as long as the tokens ({len(value)}) and is not listed, so it "
+                    f"sample 0, field {key!r}: it is as long as the tokens ({length}) and is not listed, so it "
                     f"would come out unpadded; add {key!r} to pad_values with its pad value, or with None if it is not "
                     "per token"
                 )
@@ -175,5 +187,8 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], (int, float, list))
 
 
-def _length(value: Any) -> int:
-    return len(value) if _is_sequence(value) else -1
+def _length(value: Any, dim: int) -> int:
+    """Return the size of a dimension, -1 where there is none."""
+    if not _is_sequence(value):
+        return -1
+    return len(value) if dim == 0 else _length(value[0], dim - 1)

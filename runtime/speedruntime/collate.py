@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from ._fields import Field, Layout, at, name_of, replaced
+from ._fields import Field, Layout, at, has, name_of, replaced
 from .trim import real_span
 
 Span = tuple[int, int]
@@ -29,7 +29,7 @@ class PaddingCollator:
 
     The wrapped ``collate_fn`` still makes the batch, so keys, order, dtypes, renames and dropped columns stay as they
     were. Samples may be dicts, ``BatchEncoding``s, tuples, lists or namedtuples whose fields are lists, numpy arrays or
-    tensors, ``[T]`` or ``[T, ...]`` (the first dimension is the tokens).
+    tensors, ``[T]`` or ``[T, ...]`` (the first dimension is the tokens unless ``dim`` says otherwise).
 
     Args:
         pad_values: ``{field: value}``, or one entry per slot for tuple samples; None where the field is not per token.
@@ -46,7 +46,11 @@ class PaddingCollator:
         max_length: longest sample in tokens; caps the rounding; default None, no bound.
         trim: first remove the padding that the samples carry: positions at the end (the start if that side is left,
             either where a mask is listed) that hold the pad value in every field of the group; default False. Samples
-            that are equally long lose the positions that are padding in all of them and keep everything else.
+            that are equally long and padded on that side lose the positions that are padding in all of them and keep
+            everything else; padding found on the other side moves.
+        mask_is_not_pad: whether the model masks ``ids != pad`` itself, so that ``trim`` may tell padding by the ids
+            alone; default False.
+        dim: the dimension of the tokens in all listed fields of a sample, 1 for ``[C, T]`` (candidates); default 0.
         add_attention_mask: True, or ``{field: mask key}``: add a ``[B, T]`` long mask, 1 on tokens and 0 on padding,
             made from the lengths of the field (True: ``input_ids`` or the first listed) under ``attention_mask``.
             A mask that ``collate_fn`` makes is kept; one that samples carry has to be listed.
@@ -81,19 +85,24 @@ class PaddingCollator:
         pad_to_multiple_of: int | None = None,
         max_length: int | None = None,
         trim: bool = False,
+        mask_is_not_pad: bool = False,
+        dim: int = 0,
         add_attention_mask: bool | Mapping[Any, str] = False,
         add_position_ids: bool = False,
     ) -> None:
         for option, number in (("pad_to_multiple_of", pad_to_multiple_of), ("max_length", max_length)):
             if number is not None and number < 1:
                 raise ValueError(f"{option} is {number!r}; give a positive number of tokens, or None")
+        if dim not in (0, 1) or (dim and (add_attention_mask or add_position_ids)):
+            raise ValueError(f"dim is {dim!r}; expected 0, or 1 where nothing is added to the batch")
+        self.dim = dim
         self.pad_values = pad_values
         self.collate_fn = default_collate if collate_fn is None else collate_fn
         self.pad_to_multiple_of = pad_to_multiple_of
         self.max_length = max_length
         self.trim = trim
         self.add_position_ids = add_position_ids
-        self._layout = Layout(pad_values, groups, padding_side)
+        self._layout = Layout(pad_values, groups, padding_side, ids_alone=mask_is_not_pad)
         if trim:
             self._layout.check_trimmable()
         else:
@@ -103,6 +112,7 @@ class PaddingCollator:
         if add_position_ids and not self._layout.is_mapping:
             raise ValueError("add_position_ids needs dict samples: a tuple never grows; add the slot in the data set")
         self._to_tensor = _identity(self.collate_fn) in _STACKS_TENSORS
+        self._is_default = self.collate_fn is default_collate
         self._checked: set[tuple[Field, Any]] = set()
 
     def __call__(self, samples: Sequence[Any]) -> Any:
@@ -123,13 +133,14 @@ class PaddingCollator:
                 spans.update(dict.fromkeys(fields, found))
             width = self._width([(fields[0], lengths[fields[0]]) for fields in group])
             if self.trim and len(group) == 1:
-                shared = _common(spans[group[0][0]], [_length(value) for value in columns[group[0][0]]], width)
+                totals = [_length(value) for value in columns[group[0][0]]]
+                shared = _common(spans[group[0][0]], totals, width, self._layout.sides[group[0][0]])
                 spans = dict.fromkeys(spans, shared)
                 width = max(width, *_sizes(shared))
             for field, column in columns.items():
                 widths[field] = width
                 self._pad(field, column, spans[field], width, changes)
-        self._layout.check_unlisted(samples, [group[0][0] for group in groups])
+        self._layout.check_unlisted(samples, [group[0][0] for group in groups], self.dim)
         self._check_added(samples)
         batch = self.collate_fn([replaced(sample, change) for sample, change in zip(samples, changes)])
         return self._with_masks(batch, lengths, widths)
@@ -160,9 +171,11 @@ class PaddingCollator:
         if not self.trim or self._layout.is_grouped:
             return self._layout.groups
         found: dict[tuple[int, ...], list[Field]] = {}
-        for field in self._layout.pads:
+        # HF Trainer takes out the columns that the model does not: what no sample has needs no cut.
+        present = [field for field in self._layout.pads if any(has(sample, field) for sample in samples)]
+        for field in present or self._layout.pads:
             found.setdefault(tuple(_length(value) for value in self._column(samples, field)), []).append(field)
-        if len(found) > 1:
+        if len(found) > 1 or len(present) < len(self._layout.pads):
             for fields in found.values():
                 self._layout.check_trimmable(fields)
         return [[fields] for fields in found.values()]
@@ -209,7 +222,7 @@ class PaddingCollator:
                         "token"
                     )
                 value = list(value)
-            column.append(value)
+            column.append(_turned(value) if self.dim else value)
         return column
 
     def _ragged(self, first: Field, lengths: list[int], field: Field, values: list[Any]) -> ValueError:
@@ -244,11 +257,14 @@ class PaddingCollator:
                 )
             start, stop = spans[number]
             value = whole if stop - start == _length(whole) else whole[start:stop]
-            if dtype is list and self._to_tensor:
+            # `default_data_collator` of transformers wants the tokens of a field called `label` as a list.
+            if dtype is list and self._to_tensor and (field != ("label",) or self._is_default):
                 value = _tensor(value)
             if stop - start < width:
                 value = self._padded(field, value, stop - start, width)
-            if value is not whole:
+            if self.dim:
+                changes[number][field] = _turned(value)
+            elif value is not whole:
                 changes[number][field] = value
 
     def _padded(self, field: Field, value: Any, length: int, width: int) -> Any:
@@ -328,14 +344,20 @@ def _length(value: Any) -> int:
     return len(value) if isinstance(value, list) else int(value.shape[0])
 
 
+def _turned(value: Any) -> Any:
+    """Return rows as columns: the tokens of ``[C, T]`` in front, and back."""
+    return [list(row) for row in zip(*value)] if isinstance(value, list) else value.swapaxes(0, 1)
+
+
 def _sizes(spans: Sequence[Span]) -> list[int]:
     return [stop - start for start, stop in spans]
 
 
-def _common(spans: list[Span], totals: list[int], width: int) -> list[Span]:
-    """Return what stays of samples that are equally long: all positions that hold a token in one of them."""
+def _common(spans: list[Span], totals: list[int], width: int, side: str) -> list[Span]:
+    """Return what stays of samples that are equally long and padded on one side: all positions that hold a token in
+    one of them."""
     total = totals[0]
-    if any(other != total for other in totals):
+    if any(other != total for other in totals) or (side == "right" and any(start for start, _ in spans)):
         return spans
     start, stop = min(start for start, _ in spans), max(stop for _, stop in spans)
     missing = max(width - (stop - start), 0)

@@ -46,11 +46,13 @@ def trim_batch(
     *,
     padding_side: str = "right",
     pad_to_multiple_of: int | None = None,
+    dim: int = 1,
+    mask_is_not_pad: bool = False,
 ) -> Any:
     """Cut the columns of a collated batch that are padding in every row and every listed field.
 
     For loaders whose samples come out already padded and collated; where samples can be reached, `PaddingCollator` does
-    more. The result are views: nothing is copied.
+    more. What is cut is contiguous, so that a `view` which took the whole field takes it.
 
     Args:
         fields: dict, or tuple/list, of tensors; those listed are ``[B, T, ...]`` with one T.
@@ -58,6 +60,9 @@ def trim_batch(
             the labels or the mask, not the ids alone.
         padding_side: the end that is padded, ``"right"`` (default) or ``"left"``.
         pad_to_multiple_of: keep a multiple of this many columns; default None.
+        dim: the dimension of the tokens in all listed fields, 2 for ``[B, C, T]``; default 1.
+        mask_is_not_pad: whether the attention mask is made as ``ids != pad`` from what comes out here, so that the ids
+            alone say what is padding; default False.
 
     Returns:
         The same structure with the listed fields ``[B, t, ...]``, t <= T.
@@ -72,23 +77,26 @@ def trim_batch(
     """
     listed = dict(pad_values) if isinstance(pad_values, Mapping) else dict(enumerate(pad_values))
     listed = {key: pad for key, pad in listed.items() if pad is not None}
-    check_not_ids_alone(list(listed.items()))
+    if not (mask_is_not_pad and listed):
+        check_not_ids_alone(list(listed.items()))
     if padding_side not in ("right", "left"):
         raise ValueError(f"padding_side is {padding_side!r}; expected 'right' or 'left'")
     missing = [key for key in listed if (key not in fields if isinstance(fields, Mapping) else key >= len(fields))]
     if missing:
         raise ValueError(f"the batch has no field {missing[0]!r}, which pad_values lists; take it out of pad_values")
     first = next(iter(listed))
-    width = fields[first].shape[1]
+    shape = fields[first].shape[: dim + 1]
+    if not 0 < dim < fields[first].ndim:
+        raise ValueError(f"dim is {dim!r}; expected a dimension after the rows of {first!r}, which is {list(shape)}")
+    width = shape[dim]
     for key in listed:
-        if fields[key].shape[:2] != fields[first].shape[:2]:
+        if fields[key].shape[: dim + 1] != shape:
             raise ValueError(
-                f"field {key!r} is {list(fields[key].shape)}, expected the rows and columns of {first!r}, "
-                f"{list(fields[first].shape[:2])}"
+                f"field {key!r} is {list(fields[key].shape)}, expected the rows and columns of {first!r}, {list(shape)}"
             )
     real = torch.zeros(width, dtype=torch.bool, device=fields[first].device)
     for key, pad in listed.items():
-        real |= (fields[key] != pad).flatten(2).any(2).any(0) if fields[key].ndim > 2 else (fields[key] != pad).any(0)
+        real |= (fields[key] != pad).movedim(dim, 0).flatten(1).any(1)
     columns = real.nonzero()
     if padding_side == "right":
         keep = int(columns[-1]) + 1 if len(columns) else 1
@@ -97,9 +105,10 @@ def trim_batch(
     if pad_to_multiple_of is not None:
         keep = min(width, -(-keep // pad_to_multiple_of) * pad_to_multiple_of)
     kept = slice(0, keep) if padding_side == "right" else slice(width - keep, width)
+    taken = (*(slice(None),) * dim, kept)
     if isinstance(fields, Mapping):
-        return {key: value[:, kept] if key in listed else value for key, value in fields.items()}
-    slots = [value[:, kept] if slot in listed else value for slot, value in enumerate(fields)]
+        return {key: value[taken].contiguous() if key in listed else value for key, value in fields.items()}
+    slots = [value[taken].contiguous() if slot in listed else value for slot, value in enumerate(fields)]
     return type(fields)(*slots) if hasattr(fields, "_fields") else type(fields)(slots)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -12,40 +14,90 @@ from safetensors import safe_open
 
 from tests.executed.projects import Result
 
-IGNORE_INDEX = -100
+Sample = dict[str, tuple[float, ...]]
+_FIGURE = re.compile(r"\d+(?:\.\d+)?(?:e-?\d+)?")
 
 
 @dataclass(frozen=True)
-class Sample:
-    """A row of a batch without its padding.
+class Stream:
+    """Fields of a batch that share the token axis, their last one; a field in a nested batch is named `a.b` or `a.0`.
 
     Attributes:
-        tokens: ids up to the last one that a target that counts depends on.
-        targets: position in `tokens` and id of each target that counts.
-        num_real: length without padding.
+        pads: what each field holds in padding; a position is padding where every field does.
+        follows: fields that are as long, whatever they hold in padding, such as a mask of ones.
+        counted: the field whose last real entry ends a sample, where the script shifts its targets by itself: the last
+            token of a sample is an input there if padding follows, and none if it does not.
     """
 
-    tokens: tuple[int, ...]
-    targets: tuple[tuple[int, int], ...]
-    num_real: int
+    pads: Mapping[str, float]
+    follows: tuple[str, ...] = ()
+    counted: str = ""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (*self.pads, *self.follows)
+
+    def only(self, names: Collection[str]) -> Stream:
+        """Return the stream of those of its fields that are named."""
+        pads = {name: value for name, value in self.pads.items() if name in names}
+        return Stream(pads, tuple(name for name in self.follows if name in names), self.counted)
 
 
-def samples(batch: Any, pad: int) -> list[Sample]:
-    """Return the samples of a batch: a dict with ids and labels, or (ids, next ids, loss mask)."""
-    if isinstance(batch, dict):
-        ids, targets, counts = batch["input_ids"], batch["labels"], batch["labels"] != IGNORE_INDEX
+@dataclass(frozen=True)
+class Proof:
+    """What two runs of a script have to have in common.
+
+    Attributes:
+        batches: the streams of what its loaders hand over; none where it makes its batches by itself.
+        calls: the streams of the arguments of its model.
+        derived: arguments of the model that are made from others and as wide as they, such as a square mask.
+        results: output files whose content has to be the same, figures up to rounding.
+        aside: patterns of output files that one run may leave and the other not, such as prepared data.
+    """
+
+    batches: tuple[Stream, ...]
+    calls: tuple[Stream, ...]
+    derived: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
+
+
+def leaves(batch: Any, path: str = "") -> dict[str, Any]:
+    """Return the tensors and plain values of a nested batch by their path."""
+    if isinstance(batch, Mapping):
+        pairs = [(str(key), value) for key, value in batch.items()]
+    elif isinstance(batch, (list, tuple)):
+        pairs = [(str(at), value) for at, value in enumerate(batch)]
     else:
-        ids, targets, counts = batch[0], batch[1], batch[2] != 0
-    rows = zip(ids.tolist(), targets.tolist(), counts.tolist(), strict=True)
-    return [_sample(*row, pad=pad) for row in rows]
+        return {path: batch}
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        found |= leaves(value, f"{path}.{key}" if path else key)
+    return found
 
 
-def _sample(ids: list[int], targets: list[int], counts: list[bool], *, pad: int) -> Sample:
-    real = [at for at, (token, count) in enumerate(zip(ids, counts, strict=True)) if token != pad or count]
-    start, end = (real[0], real[-1] + 1) if real else (0, 0)
-    counted = [at for at, count in enumerate(counts) if count]
-    tokens = tuple(ids[start : counted[-1] + 1]) if counted else ()
-    return Sample(tokens, tuple((at - start, targets[at]) for at in counted), end - start)
+def samples(batch: Any, *streams: Stream) -> list[Sample]:
+    """Return the rows of a batch without their padding, stream by stream."""
+    fields = leaves(batch)
+    return [sample for stream in streams for _, _, sample in _rows(fields, stream)]
+
+
+def _rows(fields: dict[str, Any], stream: Stream) -> Iterator[tuple[int, int, Sample]]:
+    """Yield where each row begins and ends, and what it holds there."""
+    stream = stream.only(fields.keys())
+    columns = [fields[name].reshape(-1, fields[name].shape[-1]).tolist() for name in stream.fields]
+    for values in zip(*columns, strict=True):
+        row = dict(zip(stream.fields, values, strict=True))
+        start, end = _extent(row, stream.pads)
+        stop = _extent(row, {stream.counted: stream.pads[stream.counted]})[1] if stream.counted else end
+        yield start, end, {name: tuple(value[start:stop]) for name, value in row.items()}
+
+
+def _extent(row: dict[str, list[float]], pads: Mapping[str, float]) -> tuple[int, int]:
+    """Return where a row begins and ends: padding is what every field calls so."""
+    width = len(row[next(iter(pads))])
+    real = [at for at in range(width) if any(row[name][at] != value for name, value in pads.items())]
+    return (real[0], real[-1] + 1) if real else (0, 0)
 
 
 def trained_batches(result: Result) -> Iterator[Any]:
@@ -55,19 +107,65 @@ def trained_batches(result: Result) -> Iterator[Any]:
         yield from rank["batches"][: len(rank["losses"])]
 
 
-def num_slots(result: Result) -> int:
-    """Return the positions that the model computed."""
-    return sum(_ids(batch).numel() for batch in trained_batches(result))
+def num_slots(batches: Iterable[Any], *streams: Stream) -> int:
+    """Return the positions of all batches, padding included."""
+    return sum(leaves(batch)[next(iter(stream.pads))].numel() for batch in batches for stream in streams)
 
 
-def num_real(result: Result, pad: int) -> int:
+def assert_tight(batches: Iterable[Any], *streams: Stream, multiple: int = 8) -> None:
+    """Assert that batches are as wide as their longest sample, up to a multiple."""
+    for fields in map(leaves, batches):
+        for stream in streams:
+            longest = max(end - start for start, end, _ in _rows(fields, stream))
+            width = fields[next(iter(stream.pads))].shape[-1]
+            assert width <= -(-longest // multiple) * multiple, (width, longest)
+
+
+def num_real(batches: Iterable[Any], *streams: Stream) -> int:
     """Return the positions among them that hold a real token."""
-    return sum(sample.num_real for batch in trained_batches(result) for sample in samples(batch, pad))
+    rows = (row for batch in batches for stream in streams for row in _rows(leaves(batch), stream))
+    return sum(end - start for start, end, _ in rows)
 
 
-def _ids(batch: Any) -> torch.Tensor:
-    ids: torch.Tensor = batch["input_ids"] if isinstance(batch, dict) else batch[0]
-    return ids
+def assert_same_samples(
+    old: Sequence[Any], new: Sequence[Any], *streams: Stream, derived: tuple[str, ...] = ()
+) -> None:
+    """Assert that batches hold the same samples in the same order, whatever their width.
+
+    An attention mask may have been added, if it shows the model every real token.
+    """
+    assert len(old) == len(new)
+    for before, after in zip(map(leaves, old), map(leaves, new), strict=True):
+        if before.keys() == after.keys() and all(_same(before[name], after[name]) for name in before):
+            continue
+        shared = before.keys() & after.keys()
+        assert before.keys() == shared, before.keys() - shared
+        assert after.keys() - shared <= {"attention_mask"}, after.keys() - shared
+        for stream in (stream.only(shared) for stream in streams):
+            _assert_same_rows(before, after, stream)
+        tokens = {name for stream in streams for name in stream.fields}
+        for name in shared - tokens - set(derived):
+            assert _same(before[name], after[name]), name
+
+
+def _assert_same_rows(before: dict[str, Any], after: dict[str, Any], stream: Stream) -> None:
+    for name in stream.fields:
+        assert before[name].dtype == after[name].dtype, name
+    pairs = zip(_rows(before, stream), _rows(after, stream), strict=True)
+    for at, ((_, _, sample), (start, end, new_sample)) in enumerate(pairs):
+        assert new_sample == sample, f"row {at}: {_differing(sample, new_sample)}"
+        if "attention_mask" in after.keys() - before.keys():
+            assert after["attention_mask"][at, start:end].bool().all(), f"row {at}: the mask hides a token"
+
+
+def _differing(sample: Sample, other: Sample) -> dict[str, Any]:
+    return {name: (values, other[name]) for name, values in sample.items() if values != other[name]}
+
+
+def _same(before: Any, after: Any) -> bool:
+    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+        return before.dtype == after.dtype and torch.equal(before, after)
+    return bool(before == after)
 
 
 def loss_error(old: Sequence[float], new: Sequence[float]) -> float:
@@ -80,19 +178,21 @@ def relative_l2(old: torch.Tensor, new: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(new.double() - old.double()) / torch.linalg.vector_norm(old.double()))
 
 
-def assert_exact(old: Result, new: Result, *, pad: int, tolerance: float = 1e-5) -> dict[str, float]:
+def assert_exact(old: Result, new: Result, proof: Proof, *, tolerance: float = 1e-5) -> dict[str, float]:
     """Assert that two runs computed the same, and return how far they are apart."""
     figures = {"loss": 0.0, "gradients": 0.0}
     for before, after in zip(old.ranks, new.ranks, strict=True):
+        assert before["losses"]
         figures["loss"] = max(figures["loss"], loss_error(before["losses"], after["losses"]))
         assert after["names"] == before["names"]
         assert hyper_parameters(after) == hyper_parameters(before)
         if before["gradients"] is not None:
             figures["gradients"] = max(figures["gradients"], relative_l2(before["gradients"], after["gradients"]))
-    for before, after in zip(trained_batches(old), trained_batches(new), strict=True):
-        pairs = zip(samples(before, pad), samples(after, pad), strict=True)
-        assert all((a.tokens, a.targets) == (b.tokens, b.targets) for a, b in pairs)
-    assert files(new.out) == files(old.out)
+        assert_same_samples(before["batches"], after["batches"], *proof.batches)
+        assert_same_samples(before["calls"], after["calls"], *proof.calls, derived=proof.derived)
+    assert files(new.out, *proof.aside) == files(old.out, *proof.aside)
+    for name in proof.results:
+        assert_same_figures((old.out / name).read_text(), (new.out / name).read_text())
     assert max(figures.values()) <= tolerance, figures
     return figures
 
@@ -104,9 +204,19 @@ def hyper_parameters(rank: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def files(out: Path) -> dict[str, Any]:
-    """Return the output files, each with the keys that it holds, where it is a checkpoint."""
-    return {path.name: _keys(path) for path in sorted(out.iterdir())}
+def files(out: Path, *aside: str) -> dict[str, Any]:
+    """Return the output files but those left aside, each with the keys that it holds, where it is a checkpoint."""
+    left = (path for path in sorted(out.iterdir()) if not any(fnmatch(path.name, pattern) for pattern in aside))
+    return {path.name: _keys(path) for path in left}
+
+
+def assert_same_figures(old: str, new: str) -> None:
+    """Assert that two texts are the same but for the rounding of figures; lines about time are left out."""
+    lines = [[line for line in text.split("\n") if not re.search("runtime|per_second", line)] for text in (old, new)]
+    before, after = ("\n".join(each) for each in lines)
+    assert _FIGURE.sub("#", after) == _FIGURE.sub("#", before)
+    for a, b in zip(_FIGURE.findall(before), _FIGURE.findall(after), strict=True):
+        assert abs(float(a) - float(b)) <= 1e-4 * abs(float(a)), (a, b)
 
 
 def _keys(path: Path) -> Any:

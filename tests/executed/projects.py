@@ -23,7 +23,7 @@ FORKSERVER = Path(__file__).with_name("forkserver.py")
 GOALS = ("padding", "compile", "precision", "optimizer")
 EXACT = ("--effect", "exact")
 _GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "core.autocrlf=false")
-_ENV = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+_ENV = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HF_HUB_OFFLINE": "1"}
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,13 @@ class Workshop:
         assert len(ranks) == max(run.processes, 1), recordings
         return Result(ranks, place / "out")
 
+    def record(self, script: Path) -> dict[str, Any]:
+        """Return what a script of no project computed."""
+        recording = script.with_suffix(".pt")
+        self._fork([str(RECORDER), str(recording), script.name], script.parent, script.with_suffix(".log"))
+        recorded: dict[str, Any] = torch.load(recording, weights_only=False)
+        return recorded
+
     def close(self) -> None:
         """End the process that the runs are forked from."""
         if "_server" in vars(self):
@@ -162,9 +169,8 @@ class Workshop:
     def _server(self) -> subprocess.Popen[str]:
         command = [sys.executable, str(FORKSERVER)]
         pipe = subprocess.PIPE
-        return subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=os.environ | _ENV
-        )
+        env = os.environ | _ENV | {"HF_DATASETS_CACHE": str(self.folder / "datasets")}
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env)
 
 
 def copy_project(project: str, to: Path) -> Path:

@@ -7,11 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.executed.compare import assert_exact, assert_trains, files, loss_error, num_real, num_slots
+from tests.executed.compare import (
+    Proof,
+    Stream,
+    assert_exact,
+    assert_trains,
+    files,
+    loss_error,
+    num_real,
+    num_slots,
+    trained_batches,
+)
 from tests.executed.facts import assert_applies_and_reverts, assert_goal_alone
 from tests.executed.projects import EXACT, GOALS, Result, Run, Script, Workshop
 
-PAD = 0
+# Inputs, targets and loss mask; the model gets the inputs alone.
+TOKENS = Stream({"0": 0, "1": 0, "2": 0}, counted="2")
+PROOF = Proof((TOKENS,), (), derived=("tokens", "0"))
 _FLAGS = """
     --tokenizer {tiny}/tokenizer --out_dir {out} --device cpu --dim 64 --n_layers 2 --n_heads 4 --max_seq_len 256
     --batch_size 8 --learning_rate 1e-3 --log_interval 1 --num_workers 0
@@ -49,9 +61,9 @@ def test_goal_alone(workshop: Workshop, script: Script, goal: str) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_exact(workshop: Workshop, script: Script, options: tuple[str, ...]) -> None:
     old, new = workshop.run(Run(script)), workshop.run(Run(script, options))
-    print(script.path, assert_exact(old, new, pad=PAD), "slots", num_slots(old), "->", num_slots(new))
+    print(script.path, assert_exact(old, new, PROOF), "slots", slots(old), "->", slots(new))
     assert len(old["losses"]) == 20
-    assert num_slots(new) < num_slots(old)
+    assert slots(new) < slots(old)
     assert all(bool(group["fused"]) == (options == FUSED) for group in new["optimizer"])
 
 
@@ -68,14 +80,14 @@ def test_exact(workshop: Workshop, script: Script, options: tuple[str, ...]) -> 
 def test_exact_with_the_patch_for_another(workshop: Workshop, script: Script, patched: Script) -> None:
     """A patch leaves the scripts right that share a file with the one it was made for."""
     old, new = workshop.run(Run(script)), workshop.run(Run(script, EXACT, patched=patched))
-    print(script.path, assert_exact(old, new, pad=PAD))
-    assert num_slots(new) < num_slots(old)
+    print(script.path, assert_exact(old, new, PROOF))
+    assert slots(new) < slots(old)
 
 
 @pytest.mark.slow
 def test_exact_with_two_processes(workshop: Workshop) -> None:
     old, new = workshop.run(Run(SFT, processes=2)), workshop.run(Run(SFT, EXACT, processes=2))
-    print("two processes:", assert_exact(old, new, pad=PAD), "slots", num_slots(old), "->", num_slots(new))
+    print("two processes:", assert_exact(old, new, PROOF), "slots", slots(old), "->", slots(new))
     assert [len(rank["losses"]) for rank in new.ranks] == [20, 20]
 
 
@@ -84,7 +96,7 @@ def test_exact_with_two_processes(workshop: Workshop) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs g++")
 def test_exact_compiled(workshop: Workshop) -> None:
     old, new = workshop.run(Run(SFT)), workshop.run(Run(SFT, EXACT, disable=""))
-    print("compiled:", assert_exact(old, new, pad=PAD), new["num_graphs"], "graphs", new["log"])
+    print("compiled:", assert_exact(old, new, PROOF), new["num_graphs"], "graphs", new["log"])
     assert new["num_graphs"] == 1
 
 
@@ -103,8 +115,8 @@ def test_everything_on_trains(workshop: Workshop, script: Script, processes: int
     new = workshop.run(Run(script, (), processes=processes))
     assert [len(rank["losses"]) for rank in new.ranks] == [20] * max(processes, 1)
     assert_trains(new)
-    ratios = [num_real(result, PAD) / num_slots(result) for result in (old, new)]
-    print("real/slots:", ratios, "slots", num_slots(old), "->", num_slots(new), "loss", new["losses"])
+    ratios = [num_real(trained_batches(result), TOKENS) / slots(result) for result in (old, new)]
+    print("real/slots:", ratios, "slots", slots(old), "->", slots(new), "loss", new["losses"])
     assert files(new.out) == files(old.out)
     assert ratios[1] > 0.9 > ratios[0]
 
@@ -129,6 +141,11 @@ def test_resume_with_everything_on(workshop: Workshop) -> None:
     resumed = workshop.run(Run(SFT, (), flags=_resume(half)))
     assert len(resumed["losses"]) == 10
     assert max(resumed["losses"]) < half["losses"][0]
+
+
+def slots(result: Result) -> int:
+    """Return the positions that were trained on."""
+    return num_slots(trained_batches(result), TOKENS)
 
 
 def _resume(half: Result) -> tuple[str, str]:

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from tests.executed.compare import (
+    Proof,
+    Stream,
     assert_exact,
+    assert_same_samples,
     assert_trains,
     files,
     loss_error,
@@ -18,11 +21,13 @@ from tests.executed.compare import (
     num_slots,
     relative_l2,
     samples,
+    trained_batches,
 )
 from tests.executed.facts import assert_applies_and_reverts, assert_goal_alone
 from tests.executed.projects import EXACT, GOALS, Result, Run, Script, Workshop
 
-PAD = 0
+TOKENS = Stream({"input_ids": 0, "labels": -100, "attention_mask": 0})
+PROOF = Proof((TOKENS,), (TOKENS,))
 _FLAGS = """
     --model_name_or_path {tiny}/model --mix_weights 0.5,0.2,0.1,0.2 --output_dir {out} --model_max_length 256
     --per_device_train_batch_size 4 --learning_rate 1e-3 --lr_scheduler_type constant --logging_steps 1 --seed 1
@@ -58,9 +63,9 @@ def test_goal_alone(workshop: Workshop, goal: str) -> None:
 @pytest.mark.parametrize("flags", [pytest.param((), id="plain"), pytest.param(LAUNCHED, id="as_launched")])
 def test_exact(workshop: Workshop, flags: tuple[str, ...]) -> None:
     old, new = workshop.run(Run(MIXED, flags=flags)), workshop.run(Run(MIXED, EXACT, flags=flags))
-    print("exact:", assert_exact(old, new, pad=PAD), "slots", num_slots(old), "->", num_slots(new))
+    print("exact:", assert_exact(old, new, PROOF), "slots", slots(old), "->", slots(new))
     assert old["num_steps"] == new["num_steps"] == 20
-    assert num_slots(new) < num_slots(old)
+    assert slots(new) < slots(old)
     assert [group["fused"] for group in new["optimizer"]] == [True, True]
 
 
@@ -70,7 +75,7 @@ def test_exact_parameters(workshop: Workshop) -> None:
     flags = ("--optim", "sgd", "--learning_rate", "0.1")
     old = workshop.run(Run(MIXED, steps=8, flags=flags))
     new = workshop.run(Run(MIXED, EXACT, steps=8, flags=flags))
-    assert_exact(old, new, pad=PAD)
+    assert_exact(old, new, PROOF)
     assert list(new["parameters"]) == list(old["parameters"])
     flat = [torch.cat([value.flatten() for value in result["parameters"].values()]) for result in (old, new)]
     print("parameters:", relative_l2(*flat))
@@ -82,7 +87,7 @@ def test_exact_parameters(workshop: Workshop) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs g++")
 def test_exact_compiled(workshop: Workshop) -> None:
     old, new = workshop.run(Run(MIXED)), workshop.run(Run(MIXED, EXACT, disable=""))
-    print("compiled:", assert_exact(old, new, pad=PAD), new["num_graphs"], "graphs", new["log"])
+    print("compiled:", assert_exact(old, new, PROOF), new["num_graphs"], "graphs", new["log"])
     assert new["num_graphs"] == 1
 
 
@@ -92,7 +97,7 @@ def test_exact_deepspeed(workshop: Workshop) -> None:
     flags = ("--deepspeed", "ds_config_zero2.json")
     old = workshop.run(Run(MIXED, flags=flags, processes=1))
     new = workshop.run(Run(MIXED, EXACT, flags=flags, processes=1))
-    print("ZeRO-2:", assert_exact(old, new, pad=PAD))
+    print("ZeRO-2:", assert_exact(old, new, PROOF))
     assert len(new["losses"]) == 20
 
 
@@ -115,10 +120,14 @@ def test_left_padding_is_corrected(workshop: Workshop) -> None:
     assert gradient_errors[1] <= 1e-5
     assert gradient_errors[0] > 0.01
     assert loss_error(old["losses"], new["losses"]) > 1e-4
-    for before, after in zip(old["batches"], new["batches"], strict=True):
-        pairs = zip(samples(before, PAD), samples(after, PAD), strict=True)
-        assert all((a.tokens, a.targets) == (b.tokens, b.targets) for a, b in pairs)
+    assert_same_samples(old["batches"], new["batches"], TOKENS)
+    assert_same_samples(old["calls"], new["calls"], TOKENS)
     assert_trains(new)
+
+
+def slots(result: Result) -> int:
+    """Return the positions that were trained on."""
+    return num_slots(trained_batches(result), TOKENS)
 
 
 def _truth(model_path: Path, result: Result) -> tuple[float, torch.Tensor]:
@@ -126,13 +135,11 @@ def _truth(model_path: Path, result: Result) -> tuple[float, torch.Tensor]:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    batch = samples(result["batches"][0], PAD)
-    losses = []
-    for sample in batch:
-        logits = model(torch.tensor([sample.tokens])).logits[0]
-        at, targets = torch.tensor(sample.targets).unbind(1)
-        losses.append(torch.nn.functional.cross_entropy(logits[at - 1], targets, reduction="none"))
-    loss = torch.cat(losses).mean()
+    logits, targets = [], []
+    for sample in samples(result["batches"][0], TOKENS):
+        logits.append(model(torch.tensor([sample["input_ids"]])).logits[0, :-1])
+        targets.append(torch.tensor(sample["labels"][1:]))
+    loss = torch.nn.functional.cross_entropy(torch.cat(logits), torch.cat(targets))
     loss.backward()
     gradients = [parameter.grad.flatten() for _, parameter in sorted(model.named_parameters())]
     return loss.item(), torch.cat(gradients)
@@ -147,7 +154,7 @@ def test_everything_on_trains(workshop: Workshop, flags: tuple[str, ...]) -> Non
     old, new = workshop.run(Run(MIXED, flags=flags)), workshop.run(Run(MIXED, (), flags=flags))
     assert new["num_steps"] == 20
     assert_trains(new)
-    ratios = [num_real(result, PAD) / num_slots(result) for result in (old, new)]
-    print("real/slots:", ratios, "slots", num_slots(old), "->", num_slots(new), "loss", new["losses"])
+    ratios = [num_real(trained_batches(result), TOKENS) / slots(result) for result in (old, new)]
+    print("real/slots:", ratios, "slots", slots(old), "->", slots(new), "loss", new["losses"])
     assert files(new.out) == files(old.out)
     assert ratios[1] > 0.9 > ratios[0]

@@ -1,6 +1,6 @@
 """Run the script of a rule case, with a tokenizer and a model that need no download, and record what it trained on.
 
-Right padding that is stripped must leave each batch as it was, cut to its longest sample, and every loss.
+Padding that leaves must leave each batch as it was, cut to its longest sample, with every loss and the gradients.
 """
 
 from __future__ import annotations
@@ -12,48 +12,34 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import tokenizers
 import torch
 import transformers
-from torch.utils.data import DataLoader
+
+from tests.executed.compare import Stream, assert_same_samples, leaves, loss_error, relative_l2
+from tests.executed.recorder import Recorder, recording
 
 LENGTHS = (3, 17, 9, 40, 5, 28, 12, 70, 8, 21, 33, 6, 15, 2, 50, 11)
 PAD, BOS, EOS = 0, 1, 2
-Batch = dict[str, torch.Tensor]
 
 
-class Tokenizer:
+def tokenizer() -> Any:
     """One token a character; no character is a special token."""
-
-    pad_token_id, bos_token_id, eos_token_id = PAD, BOS, EOS
-    pad_token, bos_token, eos_token = "<pad>", "<s>", "</s>"
-    padding_side = "right"
-    model_max_length = 48
-
-    def __len__(self) -> int:
-        return 128
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids = [3 + ord(letter) % 120 for letter in text]
-        return [BOS, *ids] if add_special_tokens else ids
-
-    def __call__(
-        self, text: str, *, add_special_tokens: bool = True, truncation: bool = False, max_length: int | None = None
-    ) -> Any:
-        ids = self.encode(text, add_special_tokens=add_special_tokens)[: max_length if truncation else None]
-        return transformers.BatchEncoding({"input_ids": ids, "attention_mask": [1] * len(ids)})
-
-
-@dataclass
-class Record:
-    """What every loader gave, batch by batch, and every loss that was followed back."""
-
-    batches: list[Batch] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
+    letters = {chr(code): 3 + code % 120 for code in range(32, 127)}
+    special = {"<pad>": PAD, "<s>": BOS, "</s>": EOS}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel({**special, **letters}, unk_token="</s>"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex("."), "isolated")
+    core.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", BOS)]
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", padding_side="right",
+        model_max_length=48, model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
 
 
 def tiny_model(*_args: Any, **_options: Any) -> Any:
@@ -73,36 +59,24 @@ def rows() -> Iterator[str]:
         yield json.dumps({"text": text, "prompt": text[:cut], "answer": text[cut:]}) + "\n"
 
 
-def execute(folder: Path, files: Mapping[str, str], script: str) -> Record:
+def execute(folder: Path, files: Mapping[str, str], script: str) -> Recorder:
     """Write the files, run the script in this process and return what it trained on."""
     for path, text in {**files, "train.jsonl": "".join(rows())}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
-    record = Record()
-    with _stubbed(folder, record), warnings.catch_warnings():
+    recorder = Recorder()
+    with _stubbed(folder), recording(recorder), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         runpy.run_path(str(folder / script), run_name="__main__")
-    return record
+    return recorder
 
 
 @contextmanager
-def _stubbed(folder: Path, record: Record) -> Iterator[None]:
-    known, iterate, backward = set(sys.modules), DataLoader.__iter__, torch.Tensor.backward
-
-    def recorded(loader: DataLoader[Any]) -> Iterator[Any]:
-        for batch in iterate(loader):
-            record.batches.append(_fields(batch))
-            yield batch
-
-    def followed(loss: torch.Tensor, *args: Any, **options: Any) -> None:
-        record.losses.append(float(loss.detach()))
-        backward(loss, *args, **options)
-
+def _stubbed(folder: Path) -> Iterator[None]:
+    known = set(sys.modules)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(DataLoader, "__iter__", recorded))
-        stack.enter_context(patch.object(torch.Tensor, "backward", followed))
-        stack.enter_context(patch.object(transformers.AutoTokenizer, "from_pretrained", lambda *_a, **_k: Tokenizer()))
+        stack.enter_context(patch.object(transformers.AutoTokenizer, "from_pretrained", lambda *_a, **_k: tokenizer()))
         stack.enter_context(patch.object(transformers.AutoModelForCausalLM, "from_pretrained", tiny_model))
         stack.enter_context(patch.object(sys, "argv", ["train.py"]))
         stack.enter_context(patch.object(sys, "path", [str(folder), *sys.path]))
@@ -123,63 +97,65 @@ def _chdir(folder: Path) -> Iterator[None]:
         os.chdir(old)
 
 
-def _fields(batch: Any) -> Batch:
-    pairs = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
-    return {str(key): value.clone() for key, value in pairs if isinstance(value, torch.Tensor) and value.ndim > 1}
-
-
-def assert_same(old: Record, new: Record) -> None:
-    """Compare two runs batch by batch and loss by loss, as DESIGN 6 ("Exactness") puts it."""
+def assert_same(old: Recorder, new: Recorder) -> None:
+    """Compare two runs sample by sample and loss by loss, as DESIGN 6 ("Exactness") puts it."""
     assert old.losses
-    assert len(old.batches) == len(new.batches)
-    assert sum(_width(batch) for batch in new.batches) < sum(_width(batch) for batch in old.batches)
-    for before, after in zip(old.batches, new.batches, strict=True):
-        assert_cut(before, after)
-    torch.testing.assert_close(torch.tensor(new.losses), torch.tensor(old.losses), rtol=1e-5, atol=0)
+    was, now = _batches(old), _batches(new)
+    streams = tuple(_cut(was, now))
+    assert_same_samples(was, now, *streams)
+    for before, after in zip(was, now, strict=True):
+        _assert_tight(leaves(before), leaves(after), streams)
+    assert loss_error(old.losses, new.losses) <= 1e-5
+    assert old.gradients is not None
+    assert new.gradients is not None
+    assert relative_l2(old.gradients, new.gradients) <= 1e-5
 
 
-def assert_cut(before: Batch, after: Batch) -> None:
-    """The new batch is the old one without the columns in which every row and field is padding."""
-    if "input_ids" not in before:
-        return assert_cut_shifted(before, after)
-    width = _width(after)
-    padding = torch.stack([_is_padding(value) for value in before.values()]).all(0)
-    assert padding[:, width:].all()
-    assert not padding[:, width - 1].all()
-    for key, value in before.items():
-        assert value.dtype == after[key].dtype
-        assert torch.equal(value[:, :width], after[key]), key
-    for key in after.keys() - before.keys():
-        assert key == "attention_mask"
-        assert torch.equal(after[key].bool(), ~padding[:, :width])
-    return None
+def _batches(recorder: Recorder) -> list[Any]:
+    """Return the tensors of each step: what a loader gave, or what the model got where no collate made them."""
+    made = any(isinstance(value, torch.Tensor) for batch in recorder.batches for value in leaves(batch).values())
+    return recorder.batches if made else recorder.calls
 
 
-def assert_cut_shifted(before: Batch, after: Batch) -> None:
-    """Inputs, targets and weights `(ids[:-1], ids[1:], mask[1:])`: each row is the same up to its last target.
-
-    The last token of a sample was an input in front of padding, with no target; without the padding it is none.
-    """
-    assert before.keys() == after.keys()
-    width = _width(after)
-    stops = [_stop(row) for row in before[max(before)]]
-    assert stops == [_stop(row) for row in after[max(after)]]
-    assert max(stops) == width
-    for key, value in before.items():
-        assert value.dtype == after[key].dtype
-        for row, new_row, stop in zip(value, after[key], stops, strict=True):
-            assert torch.equal(row[:stop], new_row[:stop]), key
-
-
-def _stop(row: torch.Tensor) -> int:
-    return int((row != PAD).nonzero().max()) + 1
-
-
-def _is_padding(value: torch.Tensor) -> torch.Tensor:
-    """Say where a field holds what padding has at the end of a row: labels -100, everything else 0."""
-    fill = -100 if bool((value == -100).any()) else PAD
-    return value == fill
+def _cut(old: list[Any], new: list[Any]) -> Iterator[Stream]:
+    """Yield the fields that became shorter, those of one length together, with what was cut off them."""
+    removed: dict[str, set[float]] = {}
+    widths: dict[str, list[tuple[int, int]]] = {}
+    for before, after in zip(map(leaves, old), map(leaves, new), strict=True):
+        tensors = {name: value for name, value in before.items() if isinstance(value, torch.Tensor) and value.ndim}
+        shift = int(_shifted(list(tensors.values())))
+        for name, value in tensors.items():
+            widths.setdefault(name, []).append((value.shape[-1], after[name].shape[-1]))
+            removed.setdefault(name, set()).update(_ends(value, after[name], shift).flatten().tolist())
+    cut = {name: tuple(both) for name, both in widths.items() if any(was > width for was, width in both)}
+    assert cut, "no batch became shorter"
+    for both in sorted(set(cut.values())):
+        names = [name for name, its in cut.items() if its == both]
+        assert all(len(removed[name]) == 1 for name in names), removed
+        shifted = _shifted([leaves(old[0])[name] for name in names])
+        yield Stream({name: removed[name].pop() for name in names}, counted=names[-1] if shifted else "")
 
 
-def _width(batch: Batch) -> int:
-    return next(iter(batch.values())).shape[1]
+def _ends(before: torch.Tensor, after: torch.Tensor, shift: int) -> torch.Tensor:
+    """Return what was cut off a field: its left end, if the right one stayed."""
+    start = before.shape[-1] - after.shape[-1]
+    if torch.equal(before[..., start:], after):
+        return before[..., :start]
+    return before[..., after.shape[-1] + shift :]
+
+
+def _shifted(fields: list[torch.Tensor]) -> bool:
+    """Say whether a batch is (inputs, targets) or (inputs, targets, weights), a target being the next input."""
+    if len(fields) not in (2, 3) or fields[0].shape != fields[1].shape:
+        return False
+    others = fields[1][..., :-1][fields[0][..., 1:] != fields[1][..., :-1]]
+    return bool((others == others[:1]).all())
+
+
+def _assert_tight(before: dict[str, Any], after: dict[str, Any], streams: tuple[Stream, ...]) -> None:
+    """The new batch is as wide as its longest sample, and not wider than the old one."""
+    for stream in streams:
+        pads = {**stream.pads, "attention_mask": 0} if "attention_mask" in after else stream.pads
+        for column in (0, -1):
+            assert any((after[name][..., column] != pad).any() for name, pad in pads.items()), stream
+        assert all(after[name].shape[-1] <= before[name].shape[-1] for name in stream.pads)

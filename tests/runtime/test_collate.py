@@ -286,15 +286,43 @@ def test_listed_mask_of_the_sample_is_padded_and_kept():
         PaddingCollator({"input_ids": 9}, add_attention_mask=True)(samples)
 
 
-def test_trim_with_a_mask_finds_left_padding_and_keeps_the_side():
+def test_trim_with_a_mask_finds_left_padding_and_pads_right():
     samples = [
         {"input_ids": [0, 0, 5], "labels": [-100, -100, 5], "attention_mask": [0, 0, 1]},
         {"input_ids": [0, 6, 7], "labels": [-100, 6, 7], "attention_mask": [0, 1, 1]},
     ]
     batch = PaddingCollator({**IDS, "attention_mask": 0}, trim=True)(samples)
-    assert batch["input_ids"].tolist() == [[0, 5], [6, 7]]
-    assert batch["labels"].tolist() == [[-100, 5], [6, 7]]
-    assert batch["attention_mask"].tolist() == [[0, 1], [1, 1]]
+    assert batch["input_ids"].tolist() == [[5, 0], [6, 7]]
+    assert batch["labels"].tolist() == [[5, -100], [6, 7]]
+    assert batch["attention_mask"].tolist() == [[1, 0], [1, 1]]
+    left = PaddingCollator({**IDS, "attention_mask": 0}, trim=True, padding_side="left")(samples)
+    assert left["input_ids"].tolist() == [[0, 5], [6, 7]]
+    assert left["attention_mask"].tolist() == [[0, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_tokens_may_be_the_second_dimension(kind):
+    rows = [
+        {"input_ids": kind([[5, 6, 0, 0], [7, 0, 0, 0]]), "attention_mask": kind([[1, 1, 0, 0], [1, 0, 0, 0]]), "y": 1},
+        {"input_ids": kind([[8, 0, 0, 0], [9, 9, 9, 0]]), "attention_mask": kind([[1, 0, 0, 0], [1, 1, 1, 0]]), "y": 0},
+    ]
+    collate = PaddingCollator({"input_ids": 0, "attention_mask": 0}, trim=True, dim=1)
+    batch = collate([dict(row) for row in rows])
+    assert batch["input_ids"].tolist() == [[[5, 6, 0], [7, 0, 0]], [[8, 0, 0], [9, 9, 9]]]
+    assert batch["attention_mask"].tolist() == [[[1, 1, 0], [1, 0, 0]], [[1, 0, 0], [1, 1, 1]]]
+    assert [collate.length(row) for row in rows] == [2, 3]
+    with pytest.raises(ValueError, match="'other': it is as long as the tokens"):
+        collate([{**row, "other": row["input_ids"]} for row in rows])
+    with pytest.raises(ValueError, match="dim is 1"):
+        PaddingCollator({"input_ids": 0}, dim=1, add_attention_mask=True)
+
+
+def test_a_field_called_label_stays_a_list_for_transformers():
+    from transformers import default_data_collator
+
+    rows = [{"input_ids": [5, 0, 0], "label": [5, -100, -100]}, {"input_ids": [5, 6, 0], "label": [5, 6, -100]}]
+    collate = PaddingCollator({"input_ids": 0, "label": -100}, collate_fn=default_data_collator, trim=True)
+    assert collate(rows)["labels"].tolist() == default_data_collator(rows)["labels"][:, :2].tolist()
 
 
 def test_trim_keeps_what_equally_long_samples_hold_at_padding():
@@ -336,6 +364,23 @@ def test_trim_refuses_ids_whose_length_is_all_their_own():
         PaddingCollator(IDS, trim=True)(samples)
 
 
+def test_trim_leaves_out_what_no_sample_has():
+    samples = [{"input_ids": [5, 0, 0], "labels": [5, -100, -100]}, {"input_ids": [5, 6, 0], "labels": [5, 6, -100]}]
+    collate = PaddingCollator({**IDS, "segments": 0}, trim=True)
+    assert collate(samples)["input_ids"].tolist() == [[5, 0], [5, 6]]
+    with pytest.raises(ValueError, match="sample 1 has no field 'segments'"):
+        collate([{**samples[0], "segments": [0, 0, 0]}, samples[1]])
+    with pytest.raises(ValueError, match="padding cannot be found by 'input_ids' alone"):
+        collate([{"input_ids": [5, 0, 0]}])
+
+
+def test_trim_by_ids_alone_asks_for_a_word():
+    with pytest.raises(ValueError, match="padding cannot be found by 'input_ids' alone"):
+        PaddingCollator({"input_ids": 0}, trim=True)
+    collate = PaddingCollator({"input_ids": 0}, trim=True, mask_is_not_pad=True)
+    assert collate([{"input_ids": [5, 0, 0]}, {"input_ids": [5, 6, 0]}])["input_ids"].tolist() == [[5, 0], [5, 6]]
+
+
 def test_the_pad_values_of_a_tokenizer():
     names = ["input_ids", "token_type_ids", "attention_mask"]
     tokenizer = SimpleNamespace(pad_token_id=3, pad_token_type_id=1, model_input_names=names)
@@ -371,11 +416,28 @@ def test_trim_keeps_one_position_of_a_row_that_is_all_padding():
     assert PaddingCollator(IDS, trim=True)(samples)["input_ids"].tolist() == [[0]]
 
 
-def test_trim_batch_gives_views_of_tuples_and_keeps_the_rest():
+def test_trim_batch_gives_contiguous_fields_and_keeps_the_rest():
     ids_, labels, index = torch.tensor([[5, 0, 0, 0], [5, 6, 0, 0]]), torch.tensor([[5, 0, 0, 0]] * 2), torch.arange(2)
     x, y, rest = trim_batch((ids_, labels, index), (0, 0, None), pad_to_multiple_of=3)
     assert x.tolist() == [[5, 0, 0], [5, 6, 0]]
-    assert (x.data_ptr(), y.shape, rest is index) == (ids_.data_ptr(), (2, 3), True)
+    assert (x.is_contiguous(), y.shape, rest is index) == (True, (2, 3), True)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_trim_batch_cuts_a_later_dimension(side):
+    ids_ = torch.tensor([[[5, 6, 0, 0], [7, 0, 0, 0]], [[8, 0, 0, 0], [9, 0, 0, 0]]])
+    labels = torch.tensor([[[-100, 6, -100, -100], [-100] * 4]] * 2)
+    if side == "left":
+        ids_, labels = ids_.flip(2), labels.flip(2)
+    x, y, last = trim_batch((ids_, labels, torch.ones(2, 2)), (0, -100, None), padding_side=side, dim=2)
+    assert (x.shape, y.shape, last.shape) == ((2, 2, 2), (2, 2, 2), (2, 2))
+    assert x.tolist() == (ids_[..., 2:] if side == "left" else ids_[..., :2]).tolist()
+    assert trim_batch((ids_, labels), (0, -100), padding_side=side)[0].shape == (2, 2, 4)  # C is no padding
+
+
+def test_trim_batch_cuts_by_ids_alone_where_the_mask_is_made_of_them():
+    (ids_,) = trim_batch((torch.tensor([[5, 0, 0], [0, 6, 0]]),), (0,), mask_is_not_pad=True)
+    assert ids_.tolist() == [[5, 0], [0, 6]]
 
 
 @pytest.mark.parametrize(
@@ -417,6 +479,9 @@ def test_trim_batch_gives_views_of_tuples_and_keeps_the_rest():
         ),
         (lambda: trim_batch({"a": torch.ones(1, 2)}, {"b": -100}), "no field 'b'"),
         (lambda: trim_batch({"a": torch.ones(1, 2), "b": torch.ones(1, 3)}, {"a": 0, "b": -1}), "field 'b' is"),
+        (lambda: trim_batch((torch.ones(1, 2),), (0,)), "cannot be found by 0 alone"),
+        (lambda: trim_batch((torch.ones(1, 2),), (None,), mask_is_not_pad=True), "lists no per-token field"),
+        (lambda: trim_batch((torch.ones(1, 2),), (-1,), dim=2), "dim is 2"),
     ],
 )
 def test_bad_input_is_named(make, says):

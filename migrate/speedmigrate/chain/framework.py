@@ -10,14 +10,13 @@ from typing import Literal
 
 from speedmigrate.chain.fact import Fact, unknown
 from speedmigrate.facts.entry import EntryFacts, Site
+from speedmigrate.facts.loaders import TRAINER_METHODS, is_copy
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.syntax import call_argument, own_nodes
 from speedmigrate.facts.value import Attr, Cls, Expr, Ext, Inst, Value
 from speedmigrate.rule import Hop
 
 Kind = Literal["hf_trainer", "hf_trainer_subclass", "hf_seq2seq_trainer", "trl", "lightning"]
-# The methods by which `transformers.Trainer` runs: a class of the root that has them all is a copy of it.
-_TRAINER_METHODS = frozenset({"get_train_dataloader", "create_optimizer", "training_step", "compute_loss"})
 _LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric", "lightning_lite")
 _OTHERS = frozenset("collie mmengine composer colossalai paddle fairseq allennlp torchtune nemo megatron".split())
 DDP = frozenset({"DistributedDataParallel", "FullyShardedDataParallel", "fully_shard"})
@@ -76,7 +75,7 @@ def _trainer(entry: EntryFacts, site: Site, callee: Value) -> Trainer | None:
         of_trl = any(isinstance(base, Cls) and base.module.path.startswith("trl/") for base in mro)
         kind = "trl" if of_trl else "hf_trainer_subclass" if kinds[0] == "hf_trainer" else kinds[0]
         return Trainer(site, kind, callee, False)
-    if is_copy(entry, callee):
+    if is_copy(entry.values, callee):
         return Trainer(site, "hf_trainer_subclass", callee, True)
     return None
 
@@ -89,16 +88,6 @@ def _ext_kind(value: Ext) -> Kind | None:
     if value.package == "trl":
         return "trl"
     return "lightning" if value.package in _LIGHTNING else None
-
-
-def is_copy(entry: EntryFacts, cls: Cls) -> bool:
-    """Say whether a class of the root is a copy of `transformers.Trainer`: it, or a base of it, has its methods."""
-    for base in entry.values.mro(cls):
-        if isinstance(base, Cls):
-            names = {node.name for node in base.node.body if isinstance(node, FunctionNode)}
-            if names >= _TRAINER_METHODS:
-                return True
-    return False
 
 
 def copied_around(entry: EntryFacts, site: Site) -> bool:
@@ -114,7 +103,7 @@ def _copied_calls(entry: EntryFacts) -> frozenset[int]:
         if isinstance(parent, ast.ClassDef) and parent not in seen:
             seen.add(parent)
             names = {node.name for node in parent.body if isinstance(node, FunctionNode)}
-            if names >= _TRAINER_METHODS:
+            if names >= TRAINER_METHODS:
                 found |= {id(node) for node in ast.walk(parent) if isinstance(node, ast.Call)}
     return frozenset(found)
 

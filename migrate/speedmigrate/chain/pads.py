@@ -25,7 +25,8 @@ Reach = Literal["static", "longest", "switch"]
 Side = Literal["right", "left", "tokenizer"]
 _FILLS = frozenset({"zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "tensor", "LongTensor", "empty"})
 _CATS = frozenset({"cat", "concat", "concatenate", "hstack"})
-_PADS = frozenset({"padding", "pad_to_max_length"})
+_PADS = ("padding", "pad_to_max_length")
+STRATEGIES = frozenset({"max_length", "longest", "do_not_pad"})
 _NOT_TEXT = frozenset({"torch", "torchvision", "numpy", "PIL", "cv2", "timm", "diffusers", "os", "rich"})
 
 
@@ -37,6 +38,7 @@ class Pad:
         reach: `static` (a length that is the same for all rows), `longest` (of what is at hand), `switch` (a setting
             of the script decides).
         length: the length as written, empty where a library knows it.
+        fills: the expression of the length, None where a library knows it.
     """
 
     expr: Expr
@@ -45,6 +47,7 @@ class Pad:
     reach: Reach
     side: Side
     length: str = ""
+    fills: Expr | None = None
 
     @property
     def hop(self) -> Hop:
@@ -98,7 +101,7 @@ def _shape(module: Module, node: ast.AST) -> Iterator[_Shape]:
             yield _Shape("tokenizer", node)
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         yield from _filled_list(module, node)
-    elif isinstance(node, ast.ListComp) and isinstance(node.elt, ast.Constant | ast.Name | ast.Attribute):
+    elif isinstance(node, ast.ListComp) and isinstance(node.elt, ast.Constant | ast.Name | ast.Attribute | ast.UnaryOp):
         yield from _filled_range(module, node)
     elif isinstance(node, ast.While) and isinstance(node.test, ast.Compare):
         if any(isinstance(n, ast.Call) and called_name(n) == "append" for s in node.body for n in ast.walk(s)):
@@ -148,7 +151,7 @@ def _read_fill(entry: EntryFacts, scope: Scope, shape: _Shape) -> Iterator[Pad]:
     found = gap(entry.values, expr)
     if found is not None:
         place = Expr(scope[0], shape.node, scope[2]) if isinstance(shape.node, ast.expr) else expr
-        yield Pad(place, scope, shape.kind, width(entry.values, found), shape.side, found.text)
+        yield Pad(place, scope, shape.kind, width(entry.values, found), shape.side, found.text, found)
 
 
 def _fill_amount(entry: EntryFacts, expr: Expr, depth: int) -> Expr | None:
@@ -185,7 +188,7 @@ def _read_np_pad(entry: EntryFacts, scope: Scope, shape: _Shape) -> Iterator[Pad
     names = {value.package for value in entry.values.of(expr.at(shape.node.func)) if isinstance(value, Ext)}
     idiom: Idiom = "np_pad" if "numpy" in names else "F_pad"
     left = isinstance(amount.node, ast.Tuple) and gap(entry.values, amount.at(amount.node.elts[0])) is not None
-    yield Pad(expr, scope, idiom, width(entry.values, found), "left" if left else "right", found.text)
+    yield Pad(expr, scope, idiom, width(entry.values, found), "left" if left else "right", found.text, found)
 
 
 def _read_pad_sequence(entry: EntryFacts, scope: Scope, shape: _Shape) -> Iterator[Pad]:
@@ -203,9 +206,8 @@ def _read_while(entry: EntryFacts, scope: Scope, shape: _Shape) -> Iterator[Pad]
     left, right = shape.node.test.left, shape.node.test.comparators[0]
     if isinstance(left, ast.Call) and called_name(left) == "len" and isinstance(shape.node.test.ops[0], ast.Lt):
         length = Expr(scope[0], right, scope[2])
-        yield Pad(
-            Expr(scope[0], left, scope[2]), scope, "while_append", width(entry.values, length), "right", length.text
-        )
+        reach, place = width(entry.values, length), Expr(scope[0], left, scope[2])
+        yield Pad(place, scope, "while_append", reach, "right", length.text, length)
 
 
 def _read_slice(entry: EntryFacts, scope: Scope, shape: _Shape) -> Iterator[Pad]:
@@ -222,7 +224,7 @@ def _read_slice(entry: EntryFacts, scope: Scope, shape: _Shape) -> Iterator[Pad]
         length = _made_width(entry, made)
         if length is not None:
             side: Side = "right" if where.upper is not None else "left"
-            yield Pad(made, scope, "full_slice", width(entry.values, length), side, length.text)
+            yield Pad(made, scope, "full_slice", width(entry.values, length), side, length.text, length)
 
 
 def _filled(entry: EntryFacts, expr: Expr) -> Iterator[Expr]:
@@ -281,21 +283,24 @@ def _read_tokenizer(entry: EntryFacts, scope: Scope, shape: _Shape) -> Iterator[
     yield Pad(expr, scope, "collator" if collator else "tokenizer", reach, "tokenizer", text)
 
 
+def strategy(name: str, value: object) -> Reach | None:
+    """Return to what length a tokenizer fills up for this value of its argument `name`, None where it does not."""
+    if value == "max_length" or (name == "pad_to_max_length" and value is True):
+        return "static"
+    return "longest" if value is True or value == "longest" else None
+
+
 def _told(entry: EntryFacts, expr: Expr, call: ast.Call, collator: Ext | None) -> Reach | None:
     found: set[Reach | None] = set()
-    for name in ("padding", "pad_to_max_length"):
+    for name in _PADS:
         given = call_argument(call, None, name)
         if given is None:
             continue
         for value in entry.values.of(expr.at(given)):
             if not isinstance(value, Const):
                 found.add("switch")
-            elif value.value == "max_length" or (name == "pad_to_max_length" and value.value is True):
-                found.add("static")
-            elif value.value is True or value.value == "longest":
-                found.add("longest")
-            elif value.value in {False, None, "do_not_pad"}:
-                found.add(None)
+            elif value.value in STRATEGIES or isinstance(value.value, bool | None):
+                found.add(strategy(name, value.value))
     if not found:
         if collator is not None:
             return "longest"

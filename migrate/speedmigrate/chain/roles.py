@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from speedmigrate.chain.data_maps import functions
+from speedmigrate.chain.data_pipes import pipes
 from speedmigrate.facts.entry import EntryFacts, Scope, Site
 from speedmigrate.facts.module import FunctionNode
-from speedmigrate.facts.value import PARTIAL, Cls, Expr, Ext, Func, Inst, Value
+from speedmigrate.facts.value import Cls, Expr, Ext, Func, Inst, Result, Value
 
 Role = Literal["getitem", "map", "collate", "init", "build", "model", "order"]
 _ROWS = frozenset({"__getitem__", "__getitems__", "__iter__", "__next__"})
 _MODEL = frozenset({"forward", "training_step", "compute_loss"})
 _MAPS = frozenset({"map", "with_transform", "set_transform"})
 _COLLATES = frozenset({"collate_fn", "data_collator"})
-_COLLATE_METHODS = ("__call__", "torch_call", "numpy_call")
 _POOLS = frozenset({"multiprocessing", "concurrent", "joblib", "torch"})
 _MAX_STEPS = 30
 
@@ -43,7 +44,7 @@ def _passed(entry: EntryFacts) -> dict[ast.AST, Passed]:
             if not isinstance(argument, ast.Name | ast.Attribute | ast.Lambda | ast.Call):
                 continue
             role = "collate" if name in _COLLATES else _map_role(entry, site)
-            for func in functions(entry, entry.values.of(site.expr.at(argument))):
+            for func in _run_later(entry, entry.values.of(site.expr.at(argument))):
                 if func not in found or (found[func].role is None and role is not None):
                     found[func] = Passed(site, role)
     return found
@@ -59,20 +60,10 @@ def _map_role(entry: EntryFacts, site: Site) -> Role | None:
     return "map"
 
 
-def functions(entry: EntryFacts, values: tuple[Value, ...], depth: int = 0) -> Iterator[ast.AST]:
-    """Yield the nodes of what runs when one of the values is called, partials opened."""
-    for value in values:
-        if isinstance(value, Func):
-            yield value.node
-        elif isinstance(value, Inst) and isinstance(value.of, Cls):
-            for name in _COLLATE_METHODS:
-                method = entry.values.method(value.of, name)
-                if method is not None:
-                    yield method.node
-        elif isinstance(value, Inst) and value.of == PARTIAL and depth < 3:
-            call = value.call.node
-            if isinstance(call, ast.Call) and call.args:
-                yield from functions(entry, entry.values.of(value.call.at(call.args[0])), depth + 1)
+def _run_later(entry: EntryFacts, values: tuple[Value, ...]) -> Iterator[ast.AST]:
+    """Yield the nodes of what runs when one of the values is called: a lambda, and what it calls alone."""
+    yield from (value.node for value in values if isinstance(value, Func))
+    yield from (func.node for func in functions(entry, values))
 
 
 def role(entry: EntryFacts, scope: Scope) -> Role:
@@ -92,6 +83,8 @@ def origin(entry: EntryFacts, scope: Scope) -> tuple[Role, ast.AST]:
         if frame is not None and frame.func.node is not node:
             frame = frame.func.outer
         if frame is not None and frame.call is not None:
+            if _is_yielded(entry, frame.call):
+                return "collate", node
             module, call, frame = frame.call.module, frame.call.node, frame.call.frame
         elif node in passed(entry):
             expr: Expr = passed(entry)[node].site.expr
@@ -101,6 +94,18 @@ def origin(entry: EntryFacts, scope: Scope) -> tuple[Role, ast.AST]:
         node = module.function(call) or module.tree
         scope = (module, node, frame)
     return "build", node
+
+
+def _is_yielded(entry: EntryFacts, call: Expr) -> bool:
+    """Say whether a call makes what a batch generator of the training yields."""
+    if not isinstance(call.module.parents.get(call.node), ast.Yield):
+        return False
+    return call.module.function(call.node) in entry.once("batch_generators", _batch_generators)
+
+
+def _batch_generators(entry: EntryFacts) -> frozenset[ast.AST]:
+    made = [pipe.value.of for pipe in pipes(entry) if pipe.kind == "generator" and isinstance(pipe.value, Result)]
+    return frozenset(of.node for of in made if isinstance(of, Func))
 
 
 def _own_role(entry: EntryFacts, scope: Scope) -> Role | None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from speedmigrate.facts.reaching import reaching, targets
 from speedmigrate.facts.syntax import called_name, own_nodes
-from speedmigrate.facts.value import Expr
+from speedmigrate.facts.value import Cls, Expr, Inst
 from speedmigrate.facts.values import Values
 
 Width = Literal["static", "longest"]
@@ -103,6 +103,24 @@ def _is_measured(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in {*_SIZES, "size"}
 
 
+def source(values: Values, expr: Expr) -> Expr:
+    """Follow a length to where it comes from: through names, parameters, attributes that an `__init__` sets."""
+    for _ in range(_DEPTH):
+        found = list(followed(values, expr)) if isinstance(expr.node, ast.Name) else list(_attribute(values, expr))
+        if len(found) != 1:
+            break
+        expr = found[0]
+    return expr
+
+
+def _attribute(values: Values, expr: Expr) -> Iterator[Expr]:
+    owner = values.one(expr.at(expr.node.value)) if isinstance(expr.node, ast.Attribute) else None
+    if isinstance(owner, Inst) and isinstance(owner.of, Cls) and isinstance(expr.node, ast.Attribute):
+        for given, cls in values.assignments(owner.of, expr.node.attr):
+            if given.function.name == "__init__" and given.index is None:
+                yield Expr(cls.module, given.value, values.init_frame(owner, cls, given.function))
+
+
 def followed(values: Values, expr: Expr) -> Iterator[Expr]:
     """Yield the expressions that a local name or parameter stands for."""
     node, module = expr.node, expr.module
@@ -116,6 +134,8 @@ def followed(values: Values, expr: Expr) -> Iterator[Expr]:
             yield expr.at(binding.value)
         elif binding.kind == "value" and isinstance(binding.value, ast.Tuple) and len(binding.unpack) == 1:
             yield expr.at(binding.value.elts[binding.unpack[0]])
+        elif binding.kind == "value" and isinstance(binding.value, ast.Attribute) and binding.value.attr == "shape":
+            yield expr.at(binding.value)
         elif binding.kind == "parameter" and expr.frame is not None and expr.frame.func.node is scope:
             argument = values.argument(expr.frame, node.id)
             if argument is not None:

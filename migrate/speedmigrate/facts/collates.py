@@ -21,7 +21,7 @@ def stacks(values: Values, value: Value) -> bool:
     """Say whether a collate only stacks the fields of the rows."""
     if isinstance(value, Ext):
         return value.last in STACKING
-    func = _function(values, value)
+    func = function_of(values, value)
     if func is None or not isinstance(func.node, FunctionNode):
         return False
     found = False
@@ -36,12 +36,14 @@ def stacks(values: Values, value: Value) -> bool:
     return found
 
 
-def _function(values: Values, value: Value) -> Func | None:
+def function_of(values: Values, value: Value) -> Func | None:
+    """Return the function of the root that a collate runs: itself, of its class, or under `partial`."""
     if isinstance(value, Func):
         return value
     if isinstance(value, Inst) and isinstance(value.of, Cls):
-        return values.method(value.of, "__call__") or values.method(value.of, "torch_call")
+        method = values.method(value.of, "__call__") or values.method(value.of, "torch_call")
+        return None if method is None else Func(method.module, method.node, value, method.outer)
     if isinstance(value, Inst) and value.of == PARTIAL and isinstance(value.call.node, ast.Call):
         for inner in values.of(value.call.at(value.call.node.args[0])) if value.call.node.args else ():
-            return _function(values, inner)
+            return function_of(values, inner)
     return None

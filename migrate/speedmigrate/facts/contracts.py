@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-from speedmigrate.facts.batches import read_compute_loss, read_loops
+from speedmigrate.facts.batches import loop_use
 from speedmigrate.facts.carry import carry
 from speedmigrate.facts.collates import stacks
 from speedmigrate.facts.entry import EntryFacts
-from speedmigrate.facts.forwards import width_problems
 from speedmigrate.facts.loaders import Loader, sources
-from speedmigrate.facts.models import Model, models
-from speedmigrate.facts.module import FunctionNode, Module
-from speedmigrate.facts.reaching import all_arguments
+from speedmigrate.facts.models import Model
+from speedmigrate.facts.module import Module
 from speedmigrate.facts.rowvalue import Record, Rows, Run, Seq
-from speedmigrate.facts.syntax import call_argument, own_nodes
+from speedmigrate.facts.syntax import has_spread, own_nodes
 from speedmigrate.facts.tracks import Pads, Use
-from speedmigrate.facts.uses import stray_uses
-from speedmigrate.facts.value import Cls, Const, Expr, Ext, Frame, Func, Inst, ModuleRef
+from speedmigrate.facts.trainer_use import grouped, trainer_use
+from speedmigrate.facts.value import Cls, Const, Expr, Frame, ModuleRef
 from speedmigrate.rule import Hop
 
 Key = str | int
-# Methods that a Trainer subclass may define without touching how batches become a loss.
-_HARMLESS = frozenset(
-    "_save save_model _save_checkpoint create_optimizer create_scheduler create_optimizer_and_scheduler log "
-    "_load_from_checkpoint save_state save_metrics print_trainable_parameters".split()
-)
-_SET_LATER = frozenset({"reduction", "ignore_index", "cross_entropy", "collate_fn", "forward"})
-_PATCHED = frozenset({"compute_loss", "training_step", "forward", "neftune_noise_alpha", "group_by_length"})
-_HOOKS = frozenset(
-    "register_forward_hook register_forward_pre_hook register_full_backward_hook register_module_forward_hook".split()
-)
+_IGNORED = -100  # the `ignore_index` of every loss of transformers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +45,12 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contract:
-    """What the batches of one loader hold, and what its users do with them."""
+    """What the batches of one loader hold, and what its users do with them.
+
+    Attributes:
+        groups: fields of which each set is equally long in a row, empty where all are; a batch has one width for all.
+        corrects: what pads did to the loss before and what it is without them, where that is not the same.
+    """
 
     slots: tuple[Slot, ...]
     width: int
@@ -65,6 +59,8 @@ class Contract:
     models: tuple[Model, ...]
     hops: tuple[Hop, ...]
     trains: bool
+    groups: tuple[tuple[Key, ...], ...] = ()
+    corrects: tuple[str, ...] = ()
 
 
 def padded_fields(rows: Rows) -> dict[Key, Run]:
@@ -86,7 +82,7 @@ def contract(served: Served) -> Contract | list[Hop]:
 def _contract(served: Served) -> Contract | list[Hop]:
     entry, loader = served.entry, served.loader
     problems: list[Hop] = []
-    if loader.spread:
+    if has_spread(loader.site.node):
         return [loader.site.expr.hop("the loader gets arguments through * or **")]
     for _, expr in loader.datasets:
         problems += sources(entry.values, expr).unknown
@@ -197,57 +193,53 @@ def _order(served: Served, key: Key) -> int:
 
 
 def _trainer_contract(served: Served, slots: tuple[Slot, ...]) -> Contract | list[Hop]:
-    entry, loader = served.entry, served.loader
-    expr = loader.argument("model")
-    found = () if expr is None else models(entry.values, expr)
-    problems = list(_override_problems(served, slots, found))
-    if not found:
-        problems.append(loader.site.expr.hop("the Trainer's model is not an argument that can be followed"))
-    names = {slot.key for slot in slots}
-    problems += [_not_causal(model, loader) for model in found if not model.is_causal_lm]
-    problems += _label_problems(loader, slots, {"labels"})
-    problems += _mask_problems(loader, slots)
-    problems += _trainer_problems(entry, loader)
+    read = _settled(slots, lambda slots: trainer_use(served.entry, served.loader, _pads(slots)))
+    use, slots = read.use, read.slots
+    problems = [*use.problems, *use.corrects, *grouped(served.entry)]
     if problems:
         return problems
-    hops = [loader.hop]
-    if expr is not None:
-        what = "right pads do not reach earlier positions, labels of -100 are left out"
-        hops.append(expr.hop(f"the model is {found[0].name}: {what}"))
+    names = {slot.key for slot in slots}
     add_mask = "attention_mask" not in names and all(isinstance(slot.key, str) for slot in slots)
-    return Contract(slots, 0, False, add_mask, found, tuple(hops), True)
+    groups = _groups(served, slots)
+    return Contract(slots, 0, False, add_mask, tuple(use.models), tuple(use.hops), True, groups, read.corrects)
 
 
-def _override_problems(served: Served, slots: tuple[Slot, ...], found: tuple[Model, ...]) -> Iterator[Hop]:
-    """Yield why methods of a Trainer's subclass forbid it; a `compute_loss` is read like a loop."""
-    entry, loader = served.entry, served.loader
-    for callee in loader.site.callees:
-        for base in entry.values.mro(callee) if isinstance(callee, Cls) else ():
-            for node in base.node.body if isinstance(base, Cls) else ():
-                assert isinstance(base, Cls)
-                if not isinstance(node, FunctionNode) or node.name in _HARMLESS:
-                    continue
-                if node.name == "__init__" and "collator" not in base.module.text(node):
-                    continue
-                if node.name != "compute_loss":
-                    yield base.module.hop(node, f"`{base.node.name}.{node.name}` overrides the Trainer's own")
-                    continue
-                func = Func(base.module, node, Inst(callee, loader.site.expr) if isinstance(callee, Cls) else None)
-                pads = {slot.key: Pads(slot.constant, slot.code) for slot in slots}
-                yield from read_compute_loss(entry, func, loader, pads, found).problems
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    use: Use
+    slots: tuple[Slot, ...]
+    corrects: tuple[str, ...] = ()
 
 
-def _not_causal(model: Model, loader: Loader) -> Hop:
-    return _model_hop(model, loader, "is not known to be a causal language model, so pads may be attended")
+def _settled(slots: tuple[Slot, ...], read: Callable[[tuple[Slot, ...]], Use]) -> _Settled:
+    """Pad labels that the loss counts today with what it leaves out. Nothing else that pads did may change."""
+    use = read(slots)
+    labels = next((slot for slot in slots if slot.key == "labels" and slot.constant != _IGNORED), None)
+    if use.problems or not use.corrects or labels is None or not all(m.is_transformers for m in use.models):
+        return _Settled(use, slots)
+    ignored = replace(labels, code=str(_IGNORED), constant=_IGNORED)
+    other = tuple(ignored if slot is labels else slot for slot in slots)
+    found = read(other)
+    if found.problems or found.corrects:
+        return _Settled(use, slots)
+    text = (
+        f"before: the labels of pads were {labels.code}, which the loss counted as tokens to predict; after: the "
+        f"collator pads them with {_IGNORED}, which the loss leaves out, so that it is the loss of the real tokens"
+    )
+    return _Settled(found, other, (text,))
 
 
-def _label_problems(loader: Loader, slots: tuple[Slot, ...], keys: set[Key]) -> list[Hop]:
-    """A model of transformers leaves labels of -100 out of its loss, and only those."""
-    return [
-        loader.site.expr.hop(f"field {slot.key!r} is padded with {slot.code}, which the model's loss counts")
-        for slot in slots
-        if slot.key in keys and slot.constant != -100
-    ]
+def _groups(served: Served, slots: tuple[Slot, ...]) -> tuple[tuple[Key, ...], ...]:
+    """Return the fields in sets that are surely equally long in a row: those that were filled by the same gap."""
+    found: dict[tuple[object, ...], list[Key]] = {}
+    fields = [padded_fields(rows) for rows in served.leaves]
+    for slot in slots:
+        found.setdefault(tuple(each[slot.key].width for each in fields if slot.key in each), []).append(slot.key)
+    return tuple(tuple(keys) for keys in found.values()) if len(found) > 1 else ()
+
+
+def _pads(slots: tuple[Slot, ...]) -> dict[Key, Pads]:
+    return {slot.key: Pads(slot.constant, slot.code) for slot in slots}
 
 
 def _mask_problems(loader: Loader, slots: tuple[Slot, ...]) -> list[Hop]:
@@ -258,102 +250,21 @@ def _mask_problems(loader: Loader, slots: tuple[Slot, ...]) -> list[Hop]:
     ]
 
 
-def _hook_problems(entry: EntryFacts) -> Iterator[Hop]:
-    """Yield hooks that see the hidden states, and losses of a router that count every position."""
-    for module, scope, _ in entry.scopes:
-        for node in own_nodes(scope):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in _SET_LATER:
-                if not (isinstance(node.value, ast.Name) and node.value.id == "self"):
-                    yield module.hop(node, f"`{module.text(node)}` is set at run time")
-    for site in entry.sites:
-        func = site.node.func
-        if isinstance(func, ast.Attribute) and func.attr in _HOOKS:
-            yield site.expr.hop("a hook sees the padded positions")
-        names = {callee.name for callee in site.callees if isinstance(callee, Ext)}
-        if names & {"builtins.exec", "builtins.eval", "builtins.globals"}:
-            yield site.expr.hop("what is made at run time is not read")
-        if "builtins.setattr" in names and site.node.args:
-            owners = entry.values.of(site.expr.at(site.node.args[0]))
-            if any(isinstance(owner, ModuleRef | Cls) for owner in owners):
-                yield site.expr.hop("a constant is set at run time")
-        if call_argument(site.node, None, "output_router_logits") is not None:
-            yield site.expr.hop("the router's loss counts every position")
-
-
-def _trainer_problems(entry: EntryFacts, loader: Loader) -> Iterator[Hop]:
-    """Yield what else of a run under HF Trainer reads the padded width."""
-    yield from _hook_problems(entry)
-    yield from _callbacks(entry)
-    for name in ("compute_metrics", "preprocess_logits_for_metrics", "compute_loss_func"):
-        given = loader.argument(name)
-        if given is not None and not (isinstance(given.node, ast.Constant) and given.node.value is None):
-            yield given.hop(f"{name} may read the padded width")
-    for site in entry.sites:
-        func = site.node.func
-        if isinstance(func, ast.Attribute) and func.attr == "predict":
-            yield site.expr.hop("predictions over the padded width are read")
-        for word in ("neftune_noise_alpha", "group_by_length"):
-            given_word = call_argument(site.node, None, word)
-            if given_word is not None and not (isinstance(given_word, ast.Constant) and not given_word.value):
-                yield site.expr.hop(f"{word} depends on the padded length")
-    for launch in entry.launches:
-        for word in ("neftune_noise_alpha", "group_by_length"):
-            flag = launch.flag(word)
-            if flag is not None and flag.value not in {"False", "false", "0"}:
-                yield Hop(launch.path, flag.line, f"--{word} depends on the padded length")
-    for module, scope, _ in entry.scopes:
-        for node in own_nodes(scope):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr in _PATCHED:
-                yield module.hop(node, f"`{module.text(node)}` is set at run time")
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and node.attr == "data_collator":
-                yield module.hop(node, "the collator is set again here")
-
-
-def _callbacks(entry: EntryFacts) -> Iterator[Hop]:
-    """Yield methods of the run's files that take the training loader, as a TrainerCallback's do."""
-    for module in {module for module, _, _ in entry.scopes}:
-        for node in module.nodes:
-            if isinstance(node, FunctionNode) and "train_dataloader" in {a.arg for a in all_arguments(node.args)}:
-                yield module.hop(node, "a callback reads the batches")
-
-
-def _model_hop(model: Model, loader: Loader, why: str) -> Hop:
-    return loader.site.expr.hop(f"{model.name} {why}")
-
-
 def _loop_contract(served: Served, slots: tuple[Slot, ...], width: int, is_tuple: bool) -> Contract | list[Hop]:
-    entry, loader = served.entry, served.loader
-    use: Use = read_loops(entry, loader, {slot.key: Pads(slot.constant, slot.code) for slot in slots})
-    problems = [*use.problems, *stray_uses(entry, {loader.site.node}, rows=False)]
-    if not use.loops:
-        return [loader.site.expr.hop("no loop over these batches is found")]
-    if not use.models:
-        problems.append(use.hops[0])
-    hops = [loader.hop, *use.hops]
-    for model in use.models:
-        if model.is_transformers:
-            if not model.is_causal_lm:
-                problems.append(_not_causal(model, loader))
-            continue
-        found, causal = width_problems(entry.values, model, loader.site.expr)
-        problems += found
-        if causal is None:
-            problems.append(_model_hop(model, loader, "is not seen to be causal, so pads are attended today"))
-        elif causal not in hops:
-            hops.append(causal)
-    problems += [*_lost_labels(served, use), *_mask_problems(loader, slots), *_hook_problems(entry)]
+    loader = served.loader
+    read = _settled(slots, lambda slots: loop_use(served.entry, loader, _pads(slots)))
+    use, slots = read.use, read.slots
+    problems = [*use.problems, *use.corrects, *_lost_labels(served, use), *_mask_problems(loader, slots)]
     if problems:
         return problems
-    hops += [hop for hop in use.counted.values() if hop not in hops]
+    hops = dict.fromkeys((loader.hop, *use.hops, *use.counted.values()))
     names = {slot.key for slot in slots}
-    if any(model.is_transformers for model in use.models):
-        problems += _label_problems(loader, slots, {"labels", *use.counted})
-    if problems:
-        return problems
-    add_mask = (
-        not is_tuple and "attention_mask" not in names and use.added_keys and all(m.is_transformers for m in use.models)
+    is_library = all(model.is_transformers for model in use.models)
+    add_mask = not is_tuple and "attention_mask" not in names and use.added_keys and is_library
+    groups = _groups(served, slots)
+    return Contract(
+        slots, width, is_tuple, add_mask, tuple(use.models), tuple(hops), use.backward, groups, read.corrects
     )
-    return Contract(slots, width, is_tuple, add_mask, tuple(use.models), tuple(hops), use.backward)
 
 
 def _lost_labels(served: Served, use: Use) -> list[Hop]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 Scope = tuple[Module, ast.AST, Frame | None]
 _MAX_FRAMES = 3000
-_MAX_FRAMES_A_FUNCTION = 4
+MAX_FRAMES_A_FUNCTION = 4
 # Classes whose methods a framework calls, so that a subclass's own methods are part of the run.
 FRAMEWORK_BASES = frozenset(
     "Trainer Seq2SeqTrainer SFTTrainer DPOTrainer RewardTrainer PPOTrainer KTOTrainer ORPOTrainer GRPOTrainer "
@@ -87,6 +87,13 @@ class EntryFacts:
     def scopes(self) -> tuple[Scope, ...]:
         """Every function of the run (and the top of the file), in the frame that it was entered by."""
         return self._run[1]
+
+    def scopes_where(self, runs: Callable[[Expr], bool]) -> tuple[Scope, ...]:
+        """Return the functions that are entered by the calls that `runs` lets through."""
+        scopes: list[Scope] = []
+        if self.module is not None:
+            deque(_walk(self.values, self.module, [(self.module.tree, None)], scopes, runs), maxlen=0)
+        return tuple(scopes)
 
     @cached_property
     def _run(self) -> tuple[tuple[Site, ...], tuple[Scope, ...]]:
@@ -244,16 +251,20 @@ def has_main(module: Module) -> bool:
 
 
 def _walk(
-    values: Values, module: Module, starts: list[tuple[ast.AST, Frame | None]], scopes: list[Scope]
+    values: Values,
+    module: Module,
+    starts: list[tuple[ast.AST, Frame | None]],
+    scopes: list[Scope],
+    runs: Callable[[Expr], bool] = lambda _: True,
 ) -> Iterator[Site]:
-    """Follow every call from the starts, breadth first; `scopes` collects the functions entered."""
+    """Follow every call that `runs` from the starts, breadth first; `scopes` collects the functions entered."""
     queue: deque[tuple[Module, ast.AST, Frame | None]] = deque((module, scope, frame) for scope, frame in starts)
     seen: dict[int, list[Frame | None]] = {}
     total = 0
     while queue and total < _MAX_FRAMES:
         owner, scope, frame = queue.popleft()
         frames = seen.setdefault(id(scope), [])
-        if frame in frames or len(frames) >= _MAX_FRAMES_A_FUNCTION:
+        if frame in frames or len(frames) >= MAX_FRAMES_A_FUNCTION:
             continue
         frames.append(frame)
         scopes.append((owner, scope, frame))
@@ -264,6 +275,8 @@ def _walk(
             if not isinstance(node, ast.Call):
                 continue
             expr = Expr(owner, node, frame)
+            if not runs(expr):
+                continue
             callees = values.of(expr.at(node.func))
             yield Site(expr, callees)
             for callee in callees:
@@ -288,11 +301,11 @@ def _read(values: Values, expr: Expr) -> Iterator[tuple[Module, ast.AST, Frame |
 
 def _called_later(values: Values, value: Value) -> Iterator[tuple[Module, ast.AST, Frame | None]]:
     """Yield what a callee may call of its arguments: functions, and the `__call__` of objects
-    (`data.map(tokenize)`)."""
+    (`data.map(tokenize)`); of a collator of transformers the `torch_call` that its `__call__` goes on to."""
     if isinstance(value, Func):
         yield value.module, value.node, Frame(value, None, value.receiver)
     elif isinstance(value, Inst):
-        yield from _protocol(values, value, ("__call__",))
+        yield from _protocol(values, value, ("__call__", "torch_call"))
 
 
 def _entered(values: Values, callee: Value, expr: Expr) -> Iterator[tuple[Module, ast.AST, Frame | None]]:

@@ -23,9 +23,9 @@ class TrainerSettings:
 
 
 def trainer_settings(entry: EntryFacts) -> Iterator[TrainerSettings]:
-    """Yield every Trainer of a run with each arguments object it can get."""
+    """Yield every Trainer of a run with each arguments object it can get (a copy of the class follows its own ways)."""
     for loader in loaders(entry):
-        if loader.kind == "Trainer":
+        if loader.kind == "Trainer" and not loader.copied:
             for arguments in training_arguments(entry, loader):
                 yield TrainerSettings(loader, arguments)
 

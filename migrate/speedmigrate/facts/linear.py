@@ -39,6 +39,11 @@ class Linear:
         )
 
     @property
+    def text(self) -> str:
+        """The same for equal expressions."""
+        return " ".join([*sorted(f"{count}*{name}" for (_, name), count in self.terms), str(self.constant)])
+
+    @property
     def is_fixed(self) -> bool:
         """Whether this is the same for every sample."""
         return all(kind == "fixed" for (kind, _), _ in self.terms)

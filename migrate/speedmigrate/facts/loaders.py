@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from speedmigrate.facts.entry import EntryFacts, Site
+from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.rows import read_rows
 from speedmigrate.facts.rowvalue import Passed, Rows
-from speedmigrate.facts.syntax import call_argument, has_spread
-from speedmigrate.facts.value import Cls, Const, Display, Expr, Ext, Inst, Unknown, Value
+from speedmigrate.facts.spreads import Given, spread_arguments
+from speedmigrate.facts.syntax import call_argument, own_nodes
+from speedmigrate.facts.value import Attr, Cls, Const, Display, Expr, Ext, Inst, Unknown, Value
 from speedmigrate.facts.values import Values
 from speedmigrate.rule import Hop
 
 Kind = Literal["DataLoader", "Trainer"]
 HF_TRAINERS = ("Trainer", "Seq2SeqTrainer")
+# The methods by which `transformers.Trainer` runs: a class of the root that has them all is a copy of it.
+TRAINER_METHODS = frozenset({"get_train_dataloader", "create_optimizer", "training_step", "compute_loss"})
 _TRAINER_ORDER = ("model", "args", "data_collator", "train_dataset", "eval_dataset")
 _LOADER_ORDER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn")
 # Data sets of torch that pass the rows of their first argument on.
@@ -31,6 +35,10 @@ class Loader:
     Attributes:
         datasets: the data set expressions it is given (a Trainer: training and evaluation).
         collate: the collate expression, None where the default is used.
+        spread: whether it gets arguments through `*` or `**` that are not followed.
+        given: what it gets through `**`, by name, where that is followed.
+        copied: whether it is a copy of `transformers.Trainer` in the root.
+        trainer: the Trainer whose batches a `DataLoader` makes (`get_train_dataloader` of a subclass).
     """
 
     site: Site
@@ -38,9 +46,21 @@ class Loader:
     datasets: tuple[tuple[str, Expr], ...]
     collate: Expr | None
     spread: bool
+    given: Given = ()
+    copied: bool = False
+    trainer: Loader | None = None
 
     def argument(self, name: str) -> Expr | None:
-        return _argument(self.site, self.kind, name)
+        """Return what the call gets under a name; of several that `**` can give, the first."""
+        return next(iter(self.arguments(name)), None)
+
+    def arguments(self, name: str) -> tuple[Expr, ...]:
+        """Return everything that the call can get under a name."""
+        order = _LOADER_ORDER if self.kind == "DataLoader" else _TRAINER_ORDER
+        found = call_argument(self.site.node, order.index(name) if name in order else None, name)
+        if found is not None:
+            return (self.site.expr.at(found),)
+        return tuple(expr for key, expr in self.given if key == name)
 
     @property
     def hop(self) -> Hop:
@@ -53,25 +73,99 @@ def loaders(entry: EntryFacts) -> tuple[Loader, ...]:
 
 
 def _loaders(entry: EntryFacts) -> tuple[Loader, ...]:
+    trainers: dict[ast.AST, Loader] = {}
+    for site, _ in entry.calls("transformers", *HF_TRAINERS):
+        if not _in_copy(site):
+            trainers.setdefault(site.node, _loader(entry, site, "Trainer"))
+    for site in entry.sites:
+        if any(isinstance(callee, Cls) and is_copy(entry.values, callee) for callee in site.callees):
+            trainers.setdefault(site.node, _loader(entry, site, "Trainer", copied=True))
     found: dict[ast.AST, Loader] = {}
     for site, callee in entry.calls("torch", "DataLoader"):
-        if isinstance(callee, Ext):
-            found.setdefault(site.node, _loader(site, "DataLoader", ("dataset",), "collate_fn"))
-    for site, _ in entry.calls("transformers", *HF_TRAINERS):
-        names = ("train_dataset", "eval_dataset")
-        found.setdefault(site.node, _loader(site, "Trainer", names, "data_collator"))
-    return tuple(found.values())
+        if isinstance(callee, Ext) and not _in_copy(site):
+            found.setdefault(site.node, _fed(entry, _loader(entry, site, "DataLoader"), trainers))
+    made = {(loader.trainer.site.node, pair) for loader in found.values() if loader.trainer for pair in loader.datasets}
+    return (*found.values(), *(_without(trainer, made) for trainer in trainers.values()))
 
 
-def _argument(site: Site, kind: Kind, name: str) -> Expr | None:
-    order = _LOADER_ORDER if kind == "DataLoader" else _TRAINER_ORDER
-    found = call_argument(site.node, order.index(name) if name in order else None, name)
-    return None if found is None else site.expr.at(found)
+def is_copy(values: Values, cls: Cls) -> bool:
+    """Say whether a class of the root is a copy of `transformers.Trainer`: it, or a base of it, has its methods."""
+    return any(isinstance(base, Cls) and _has_methods(base.node) for base in values.mro(cls))
 
 
-def _loader(site: Site, kind: Kind, data: tuple[str, ...], collate: str) -> Loader:
-    datasets = tuple((name, expr) for name in data for expr in [_argument(site, kind, name)] if expr is not None)
-    return Loader(site, kind, datasets, _argument(site, kind, collate), has_spread(site.node))
+def _has_methods(cls: ast.ClassDef) -> bool:
+    return {node.name for node in cls.body if isinstance(node, FunctionNode)} >= TRAINER_METHODS
+
+
+def _in_copy(site: Site) -> bool:
+    """Say whether a call stands in a copy of `transformers.Trainer`, whose batches the Trainer stands for."""
+    function = site.module.function(site.node)
+    owner = site.module.parents.get(function) if function is not None else None
+    return isinstance(owner, ast.ClassDef) and _has_methods(owner)
+
+
+def _loader(entry: EntryFacts, site: Site, kind: Kind, *, copied: bool = False) -> Loader:
+    spread = spread_arguments(entry.values, site.expr)
+    data = ("dataset",) if kind == "DataLoader" else ("train_dataset", "eval_dataset")
+    bare = Loader(site, kind, (), None, spread is None, spread or (), copied)
+    datasets = [(name, expr) for name in data for expr in bare.arguments(name)]
+    if kind == "Trainer":
+        datasets += [(name, expr) for name in data for expr in set_later(entry, site, name)]
+    collates = bare.arguments("collate_fn" if kind == "DataLoader" else "data_collator")
+    collate = collates[0] if collates else None
+    return replace(bare, datasets=tuple(datasets), collate=collate, spread=bare.spread or len(collates) > 1)
+
+
+def set_later(entry: EntryFacts, site: Site, name: str) -> tuple[Expr, ...]:
+    """Return what is assigned to an attribute of the object that a call makes (`trainer.train_dataset = ...`)."""
+    stores = entry.once("loaders.stores", _stores).get(name, ())
+    return tuple(
+        value for owner, value in stores
+        if any(isinstance(made, Inst) and made.call.node is site.node for made in entry.values.of(owner))
+    )  # fmt: skip
+
+
+def _stores(entry: EntryFacts) -> dict[str, list[tuple[Expr, Expr]]]:
+    """Return the assignments to attributes that a Trainer takes its data from, by attribute: whose, and the value."""
+    found: dict[str, list[tuple[Expr, Expr]]] = {}
+    seen: set[ast.AST] = set()
+    for module, scope, frame in entry.scopes:
+        for node in own_nodes(scope):
+            if not isinstance(node, ast.Assign) or node in seen:
+                continue
+            for target in node.targets:
+                if isinstance(target, ast.Attribute) and target.attr in {
+                    "train_dataset",
+                    "eval_dataset",
+                    "data_collator",
+                }:
+                    if not (isinstance(target.value, ast.Name) and target.value.id == "self"):
+                        seen.add(node)
+                        made = (Expr(module, target.value, frame), Expr(module, node.value, frame))
+                        found.setdefault(target.attr, []).append(made)
+    return found
+
+
+def _without(trainer: Loader, made: set[tuple[ast.Call, tuple[str, Expr]]]) -> Loader:
+    """Return a Trainer without the data sets that loaders of its subclass serve."""
+    kept = tuple(pair for pair in trainer.datasets if (trainer.site.node, pair) not in made)
+    return trainer if kept == trainer.datasets else replace(trainer, datasets=kept)
+
+
+def _fed(entry: EntryFacts, loader: Loader, trainers: dict[ast.AST, Loader]) -> Loader:
+    """Return a `DataLoader` that a Trainer's subclass makes with the Trainer it feeds and the data that it means."""
+    site = loader.site
+    frame = site.expr.frame
+    receiver = frame.receiver if frame is not None else None
+    trainer = trainers.get(receiver.call.node) if isinstance(receiver, Inst) else None
+    if trainer is None:
+        return loader
+    datasets: list[tuple[str, Expr]] = []
+    for name, expr in loader.datasets:
+        attributes = {value.name for value in entry.values.of(expr) if isinstance(value, Attr) and value.of == receiver}
+        same = [pair for pair in trainer.datasets if pair[0] in attributes]
+        datasets += same or [(name, expr)]
+    return replace(loader, datasets=tuple(datasets), trainer=trainer)
 
 
 @dataclass(frozen=True, slots=True)

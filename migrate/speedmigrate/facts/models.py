@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.syntax import call_argument, own_nodes
-from speedmigrate.facts.value import Attr, Cls, Expr, Ext, Frame, Func, Inst, Item, Unknown, Value
+from speedmigrate.facts.value import Attr, Cls, Expr, Ext, Inst, Item, Result, Unknown, Value
 from speedmigrate.facts.values import Values
 from speedmigrate.rule import Hop
 
@@ -20,6 +20,8 @@ _WRAPPERS = {
     "compile": "model", "initialize": "model", "PeftModel.from_pretrained": "model", "prepare": "model",
     "convert_sync_batchnorm": "module", "BetterTransformer.transform": "model",
 }  # fmt: skip
+# Methods of a model that give the model back: weights stored in fewer bits, adapters merged.
+_RETURNING = frozenset({"quantize", "merge_and_unload", "to_bettertransformer", "reverse_bettertransformer"})
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _DECODERS = (
     "GPT2", "GPTNeo", "GPTJ", "OPT", "Bloom", "Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Phi", "Falcon",
@@ -51,9 +53,17 @@ class Model:
     @property
     def name(self) -> str:
         of = self.value.of if isinstance(self.value, Inst) else None
+        if isinstance(self.value, Result) and isinstance(self.value.of, Attr):
+            of = self.value.of.of if isinstance(self.value.of.of, Cls) else None
         if isinstance(of, Cls):
             return of.node.name
         return of.name if isinstance(of, Ext) else "what is trained"
+
+    @property
+    def class_name(self) -> str:
+        """The name without what builds it: `BertModel` of `transformers.BertModel.from_pretrained`."""
+        parts = [part for part in self.name.split(".") if part[:1].isupper()]
+        return parts[-1] if parts else self.name
 
 
 def _is_decoder(name: str) -> bool:
@@ -76,6 +86,20 @@ def unwrap(values: Values, value: Value, wrappers: tuple[str, ...] = (), depth: 
     if isinstance(value, Attr) and value.name in {"module", "model", "base_model"}:
         yield from unwrap(values, value.of, wrappers, depth + 1)
         return
+    if isinstance(value, Result) and isinstance(value.of, Attr) and value.of.name in _RETURNING:
+        yield from unwrap(values, value.of.of, wrappers, depth + 1)
+        return
+    if (
+        isinstance(value, Inst)
+        and isinstance(value.of, Cls)
+        and _is_peft(value.of)
+        and isinstance(value.call.node, ast.Call)
+    ):
+        argument = call_argument(value.call.node, 0, "model")
+        if argument is not None:
+            for inner in values.of(value.call.at(argument)):
+                yield from unwrap(values, inner, (*wrappers, f"peft.{value.of.node.name}"), depth + 1)
+            return
     if isinstance(value, Inst) and isinstance(value.of, Ext) and isinstance(value.call.node, ast.Call):
         tail = ".".join(value.of.name.split(".")[-2:])
         name = tail if tail in _WRAPPERS else value.of.last
@@ -86,6 +110,11 @@ def unwrap(values: Values, value: Value, wrappers: tuple[str, ...] = (), depth: 
                     yield from unwrap(values, inner, (*wrappers, value.of.name), depth + 1)
                 return
     yield Model(value, wrappers)
+
+
+def _is_peft(cls: Cls) -> bool:
+    """Whether a class is a model of PEFT, copied into the root as a package of that name."""
+    return cls.node.name.startswith("PeftModel") and "peft" in cls.module.path.split("/")[:-1]
 
 
 def model_classes(values: Values, cls: Cls) -> list[Cls]:
@@ -104,16 +133,6 @@ def model_classes(values: Values, cls: Cls) -> list[Cls]:
                     if isinstance(callee, Cls):
                         queue.append(callee)
     return found
-
-
-def forward(values: Values, model: Model, call: Expr) -> tuple[Func, Frame] | None:
-    """Return the forward of a model of the root and the frame of one call of it."""
-    if isinstance(model.value, Inst) and isinstance(model.value.of, Cls):
-        func = values.method(model.value.of, "forward")
-        if func is not None:
-            bound = Func(func.module, func.node, model.value, func.outer)
-            return bound, Frame(bound, call, model.value)
-    return None
 
 
 def repeated_layers(values: Values, model: Model, place: Expr) -> Iterator[Hop]:

@@ -28,7 +28,7 @@ class Import:
     node: ast.Import | ast.ImportFrom
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Module:
     """The facts of one file; `nodes` are all of its tree, breadth first, walked once."""
 
@@ -42,6 +42,9 @@ class Module:
     reached: dict[tuple[ScopeNode, str, ast.AST | None], frozenset[Binding]] = field(default_factory=dict, repr=False)
     _bound: dict[ScopeNode, frozenset[str]] = field(default_factory=dict, repr=False)
     _binds: dict[ast.stmt, frozenset[str]] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        return f"Module({self.path})"
 
     @property
     def path(self) -> str:

@@ -129,6 +129,15 @@ class Names(Containers):
         else:
             yield Unknown("the name is made at run time", expr.hop(expr.text[:60]))
 
+    def held(self, module: Module, expr: Expr) -> Iterator[Value]:
+        """Yield what `module.__dict__[name]` can be: what the module defines, or the modules that it imports."""
+        found = tuple(self.defined(module, expr, imported=False))
+        if any(isinstance(value, Unknown) for value in found):
+            names = [name for name, entries in module.imports.items() if any(entry.level for entry in entries)]
+            modules = [value for name in names for value in self.exported(module, name) if isinstance(value, ModuleRef)]
+            found = tuple(modules) if 0 < len(modules) <= MAX_VALUES else found
+        yield from found
+
     def _exported(self, module: Module, name: str) -> Iterator[Value]:
         found = reaching(module, module.tree, name, None)
         if found:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.names import Names
 from speedmigrate.facts.reaching import reaching
-from speedmigrate.facts.syntax import Assigned, assigned, method_of, self_assignments, super_init
+from speedmigrate.facts.syntax import Assigned, assigned, call_argument, method_of, self_assignments, super_init
 from speedmigrate.facts.value import Attr, Cls, Expr, Ext, Frame, Func, Inst, ModuleRef, Unknown, Value
 
 
@@ -56,7 +56,10 @@ class Objects(Names):
                     yield from self._method(Func(base.module, node, receiver), cls)
                     return
                 if isinstance(node, ast.AnnAssign | ast.Assign) and name in assigned(node):
-                    if node.value is None:
+                    field = self._given_field(base, receiver, name)
+                    if field is not None:
+                        yield from self.of(field)
+                    elif node.value is None:
                         yield Attr(receiver or base, name, expr)
                     else:
                         yield from self.of(Expr(base.module, node.value, base.outer))
@@ -65,6 +68,19 @@ class Objects(Names):
             yield Attr(receiver or cls, name, expr)
         else:
             yield Unknown(f"`{cls.node.name}` has no `{name}` that can be seen", expr.hop(name))
+
+    def _given_field(self, cls: Cls, receiver: Inst | None, name: str) -> Expr | None:
+        """Return what the construction of an object of a dataclass gives for a field, None where it gives nothing."""
+        call = receiver.call.node if receiver is not None else None
+        if receiver is None or not isinstance(call, ast.Call) or not _is_dataclass(cls.node):
+            return None
+        if receiver.of not in self.of(receiver.call.at(call.func)):
+            return None
+        targets = [node.target for node in cls.node.body if isinstance(node, ast.AnnAssign)]
+        fields = [target.id for target in targets if isinstance(target, ast.Name)]
+        first = receiver.of == cls and not any(isinstance(base, Cls) for base in self.mro(cls)[1:])
+        found = call_argument(call, fields.index(name) if first and name in fields else None, name)
+        return None if found is None else receiver.call.at(found)
 
     def _method(self, func: Func, cls: Cls) -> Iterator[Value]:
         assert isinstance(func.node, FunctionNode)
@@ -149,6 +165,10 @@ class Objects(Names):
                 if node is not None:
                     return Func(owner.module, node, None, owner.outer)
         return None
+
+
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    return any("dataclass" in ast.unparse(mark) for mark in node.decorator_list) and method_of(node, "__init__") is None
 
 
 def _is_property(node: FunctionNode) -> bool:

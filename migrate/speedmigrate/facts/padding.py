@@ -224,8 +224,10 @@ def _shape_refusals(rows: Rows, record: Record, node: ast.AST) -> list[Hop]:
     if len(cuts) > 1:
         found.append(rows.func.module.hop(node, "the padded fields are cut by different amounts"))
     for key, value in record.items:
-        if isinstance(value, Number) and value.value.is_fixed and value.value.terms:
+        if isinstance(value, Number) and (value.padded or (value.value.is_fixed and value.value.terms)):
             found.append(rows.func.module.hop(node, f"field {key!r} is the fixed length"))
+        if isinstance(value, Seq) and value.promoted:
+            found.append(rows.func.module.hop(node, f"field {key!r} has its dtype by its padding alone"))
         if isinstance(value, Seq) and value.wide and not value.runs:
             found.append(rows.func.module.hop(node, f"field {key!r} is made with the fixed length"))
         if isinstance(value, Seq) and value.runs and value.start and value.runs[0].side == "left":

@@ -130,7 +130,8 @@ class Project:
             whole = ".".join(part for part in (entry.module, entry.attr) if part)
             submodule = self.find(importer, whole, entry.level)
             package = self.find(importer, entry.module, entry.level)
-            if package is not None and (submodule is None or self._defines(package, entry.attr)):
+            own = package == importer.path  # `from . import x` in the package itself means the file beside it
+            if package is not None and (submodule is None or (not own and self._defines(package, entry.attr))):
                 return package, entry.attr
             if submodule is not None:
                 return submodule, ""

@@ -66,6 +66,14 @@ def _reaching(module: Module, scope: ScopeNode, name: str, use: ast.AST | None) 
     return end or frozenset()
 
 
+def all_bindings(scope: ScopeNode, name: str) -> frozenset[Binding]:
+    """Return every binding of a name in a scope: what a function defined inside it may see."""
+    found = set() if isinstance(scope, ast.Lambda) else set(_all_bindings(scope.body, name) or ())
+    if isinstance(scope, FunctionNode | ast.Lambda):
+        found |= {Binding(name, "parameter", a) for a in all_arguments(scope.args) if a.arg == name}
+    return frozenset(found)
+
+
 def all_arguments(arguments: ast.arguments) -> list[ast.arg]:
     found = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     return found + [extra for extra in (arguments.vararg, arguments.kwarg) if extra is not None]

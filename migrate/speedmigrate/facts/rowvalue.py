@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from speedmigrate.facts.linear import Linear
@@ -25,12 +26,27 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """One edit that takes a padding term out: the joined expression and the operand that stays (None: whole
-    statement)."""
+    """One edit that takes a padding term out: what goes, and what comes in its place.
+
+    Attributes:
+        keep: the expression that stays, None where the whole statement goes.
+        code: the text that comes in its place where no expression says it.
+    """
 
     module: Module
     node: ast.AST
     keep: ast.expr | None
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Canvas:
+    """An array made as long as the fixed length, to be filled from the front: the size that was written, the value, and
+    what the names stood for there."""
+
+    size: ast.expr
+    value: Expr
+    env: Mapping[str, Abstract]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +59,11 @@ class Seq:
         start, stop: how many positions were cut from its front and end after padding.
         wide: built from the fixed length itself (`torch.arange(max_length)`).
         broken: why it cannot be followed any further.
+        array: a tensor or array, on whose every element `+` and `-` work.
+        typed: made from a list or cast here, so its dtype is not that of padding that is joined to it.
+        floats: made as floats because no dtype was given; `promoted` where joining such padding made it so.
+        canvas: where it was made with the fixed length and is not filled yet.
+        root: what it is the very same list or array as, once the padding that made a copy of it is gone.
     """
 
     length: Linear
@@ -52,11 +73,20 @@ class Seq:
     stop: int = 0
     wide: bool = False
     broken: Hop | None = None
+    array: bool = False
+    typed: bool = False
+    floats: bool = False
+    promoted: bool = False
+    canvas: Canvas | None = None
+    root: Seq | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
+    """A number; `padded` where the length of something padded is in it."""
+
     value: Linear
+    padded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +139,9 @@ def whole(value: Abstract | None) -> int | None:
 
 def is_wide(value: Abstract) -> bool:
     if isinstance(value, Number):
-        return value.value.is_fixed and bool(value.value.terms)
+        return value.padded or any(kind == "fixed" for (kind, _), _ in value.value.terms)
+    if isinstance(value, Record):
+        return any(is_wide(part) and not (isinstance(part, Number) and part.value.is_fixed) for _, part in value.items)
     return isinstance(value, Seq) and value.wide
 
 
@@ -120,3 +152,27 @@ def is_full_width(base: Seq, bound: Linear) -> bool:
         for run in base.runs
         for fill in [Linear(frozenset(t for t in run.width.terms if t[0][0] == "fixed"), run.width.constant)]
     )
+
+
+def reads(node: ast.AST, names: Container[str]) -> bool:
+    """Whether an expression reads one of these names."""
+    return any(isinstance(child, ast.Name) and child.id in names for child in ast.walk(node))
+
+
+def is_position(value: Abstract) -> bool:
+    """Whether a number is one that counts from the front."""
+    if not isinstance(value, Number) or value.padded:
+        return False
+    return value.value.constant >= 0 and all(count > 0 for _, count in value.value.terms)
+
+
+def length_of(value: Abstract) -> Number | None:
+    """Return how long a sequence is."""
+    return Number(value.length, bool(value.runs) and not value.pure) if isinstance(value, Seq) else None
+
+
+def copied(value: Abstract) -> Abstract:
+    """Return a copy, which no longer changes with what it is a copy of."""
+    if isinstance(value, Seq):
+        return replace(value, root=None)
+    return replace(value) if isinstance(value, Record) else value

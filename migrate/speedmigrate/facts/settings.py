@@ -260,6 +260,17 @@ def _library(entry: EntryFacts, arguments: Arguments, name: str) -> Setting | No
     return Setting(_LIBRARY[name], place, "library") if name in _LIBRARY else None
 
 
+def script_setting(entry: EntryFacts, launch: Launch | None, name: str) -> Setting | None:
+    """Return the value of a flag or field of the script's own in one launch, whatever a Trainer's arguments say."""
+    return _loose(entry, launch, name)
+
+
+def parsed_field(entry: EntryFacts, name: str) -> Expr | None:
+    """Return the default of a dataclass field that a parser of transformers or TRL fills from flags."""
+    found = _fields(entry).get(name)
+    return None if found is None else found[1]
+
+
 def _fields(entry: EntryFacts) -> dict[str, tuple[object, Expr]]:
     """Return the defaults of the dataclasses that a parser of transformers or TRL fills from flags."""
     return entry.once("settings.fields", lambda entry: dict(_parsed_fields(entry)))

@@ -1,4 +1,4 @@
-"""The vocabulary of `batches.py`: values of a loop that have the padded width in them."""
+"""What is said of padded fields and of the code that uses them; values of a loop that `forwards.py` is asked about."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ Kind = Literal["batch", "field", "flat", "output", "logits", "losses", "total", 
 @dataclass(frozen=True, slots=True)
 class Pads:
     """How a field of the batch is padded: the constant that fills it (None: not a plain constant), its code at the
-    loader."""
+    loader, the side, and how many dimensions stand before the positions."""
 
     constant: object
     code: str
+    side: str = "right"
+    levels: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Use:
         counted: fields that the loss counts (as target or mask), with the place.
         scalar: whether a loss that the width does not change reaches `backward`.
         masked: whether a model of transformers gets the batch's mask.
+        corrects: places where today's pads enter the result (attended without a mask, counted in the loss), so that the
+            loss changes without them.
         added_keys: whether the whole dict goes to the model (`model(**batch)`), so a mask can be added to it.
     """
 
@@ -48,6 +52,7 @@ class Use:
     models: list[Model] = field(default_factory=list)
     counted: dict[Key, Hop] = field(default_factory=dict)
     problems: list[Hop] = field(default_factory=list)
+    corrects: list[Hop] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
     backward: bool = False
     added_keys: bool = False
@@ -55,27 +60,3 @@ class Use:
 
 
 Tracked = Track | tuple[Track | None, ...] | None
-
-
-def single(value: Tracked) -> Track | None:
-    return value if isinstance(value, Track) else None
-
-
-def is_own(value: Track) -> bool:
-    """Whether an output comes from a model of the root, which may return plain logits."""
-    return value.model is not None and not value.model.is_transformers
-
-
-def said(value: Track) -> str:
-    return {
-        "batch": "the batch",
-        "field": f"field {value.key!r}",
-        "flat": f"field {value.key!r}",
-        "output": "the model's output",
-        "logits": "the logits",
-        "losses": "the loss of every token",
-        "total": "the summed loss",
-        "count": "the token count",
-        "width": "the padded width",
-        "mask": f"a mask made from field {value.key!r}",
-    }[value.kind]

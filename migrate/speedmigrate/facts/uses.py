@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from speedmigrate.facts.batchloops import PREPARING
 from speedmigrate.facts.entry import EntryFacts
+from speedmigrate.facts.lightning_runs import is_run
 from speedmigrate.facts.module import FunctionNode, Module
 from speedmigrate.facts.syntax import called_name, own_nodes
 from speedmigrate.facts.value import Attr, Cls, Expr, Ext, Frame, Func, Inst, Value
@@ -17,13 +19,13 @@ from speedmigrate.rule import Hop
 
 _LOADED = frozenset(
     "DataLoader Subset ConcatDataset ChainDataset random_split RandomSampler SequentialSampler DistributedSampler "
-    "WeightedRandomSampler BatchSampler SubsetRandomSampler Trainer Seq2SeqTrainer".split()
+    "WeightedRandomSampler BatchSampler SubsetRandomSampler Trainer Seq2SeqTrainer skip_first_batches".split()
 )
 _HARMLESS = frozenset(
     "builtins.len builtins.isinstance builtins.print builtins.type builtins.id builtins.super".split()
 )
 _ITERATING = frozenset(
-    "builtins.enumerate builtins.iter builtins.zip tqdm.tqdm tqdm.auto.tqdm itertools.islice".split()
+    "builtins.enumerate builtins.iter builtins.zip tqdm.tqdm tqdm.auto.tqdm itertools.islice itertools.cycle".split()
 )
 # What hands an object on (then the next use is looked at) or only looks whether it is there.
 _CARRYING = (
@@ -87,9 +89,11 @@ def _is_followed(entry: EntryFacts, func: Expr, call: ast.Call, module: Module, 
             continue
         if isinstance(callee, Ext) and (callee.last in _LOADED or callee.name in _HARMLESS):
             continue
-        if isinstance(callee, Ext) and callee.name in _ITERATING and not rows and _is_in_loop_head(module, call):
+        if isinstance(callee, Ext) and callee.name in _ITERATING and not rows and _is_gone_over(module, call):
             continue
-        if isinstance(callee, Attr) and callee.name in {"append", "extend", "prepare", "save_pretrained"}:
+        if isinstance(callee, Attr) and callee.name in {"append", "extend", "prepare", "save_pretrained"} | PREPARING:
+            continue
+        if not rows and is_run(callee):
             continue
         return False
     return True
@@ -103,14 +107,16 @@ def _takes(entry: EntryFacts, cls: Cls) -> bool:
     return base is None or (base.last != "DataLoader" and entry.values.method(cls, "__init__") is not None)
 
 
-def _is_in_loop_head(module: Module, call: ast.AST) -> bool:
-    """Whether a call stands in the head of a `for`, or is assigned as a progress bar to be looped over."""
+def _is_gone_over(module: Module, call: ast.AST) -> bool:
+    """Whether a call stands in the head of a `for` or in `next(...)`, or is assigned to be gone over later."""
     child = call
     for parent in module.ancestors(call):
         if isinstance(parent, ast.For | ast.AsyncFor):
             return child is parent.iter
+        if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id == "next":
+            return True
         if isinstance(parent, ast.Assign) and child is call is parent.value:
-            return "tqdm" in ast.unparse(call.func) if isinstance(call, ast.Call) else False
+            return True
         if isinstance(parent, ast.stmt):
             return False
         child = parent

@@ -68,6 +68,15 @@ class Values(Registries):
 
     def _subscript(self, expr: Expr, node: ast.Subscript) -> Iterator[Value]:
         key = self.key(expr.at(node.slice))
+        if isinstance(node.value, ast.Attribute) and node.value.attr == "__dict__":
+            owners = self.of(expr.at(node.value.value))
+            if all(isinstance(owner, ModuleRef) for owner in owners):
+                for owner in owners:
+                    assert isinstance(owner, ModuleRef)
+                    yield from (
+                        self.exported(owner.module, key) if isinstance(key, str) else self.held(owner.module, expr)
+                    )
+                return
         for base in self.of(expr.at(node.value)):
             if not (isinstance(base, Inst) and base.of == Ext("builtins.globals")):
                 yield from self.looked_up(base, key, expr)
@@ -83,7 +92,9 @@ class Values(Registries):
         return Unknown("computed here", expr.hop(expr.text[:60]))
 
     def _call(self, expr: Expr, node: ast.Call) -> Iterator[Value]:
-        for callee in self.of(expr.at(node.func)):
+        callees = self.of(expr.at(node.func))
+        # A plain value beside a class or function is one that is never called: it would raise.
+        for callee in [each for each in callees if not isinstance(each, Const)] or callees:
             yield from self.call(callee, expr, node)
 
     def call(self, callee: Value, expr: Expr, node: ast.Call) -> Iterator[Value]:

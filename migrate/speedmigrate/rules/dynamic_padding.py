@@ -5,8 +5,10 @@ Changes nothing. Says where the sequences of a run are filled up: each batch to 
 length, inside the model, ready in a file; or to a fixed length in a way that is not stripped yet.
 
 ## When it is refused
-Where padding to a fixed length is seen that no other rule takes out, and where no operation that pads or packs is seen
-at all: the place is named.
+Where padding to a fixed length is seen that no other rule takes out: what fixes the length is named where it is seen (a
+matrix over the positions, a width that the model folds by, tokens behind the pads, a pipeline, prompts of a diffusion
+model; the text of an image model is told as a note). Where no operation that pads or packs is seen at all, or where the
+rows come from is not followed: the place is named.
 
 ## Effect
 None.
@@ -19,18 +21,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from speedmigrate.chain.batch_makers import batch_makers
+from speedmigrate.chain.contracts_fixed import fixed_contracts, is_image_text
 from speedmigrate.chain.padding import padding
+from speedmigrate.chain.static_collates import static_collates
+from speedmigrate.chain.switches import switches
+from speedmigrate.chain.trims import trims
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.padding import padded_datasets
-from speedmigrate.rule import Example, Finding, Hop, Place, Rule
+from speedmigrate.rule import Example, Finding, Hop, Place, Rule, Status
 
 _DONE = {
     "dynamic": "already dynamic, each batch is padded to its own longest row",
     "packed": "nothing to strip, the text is cut into blocks of one length",
     "model": "nothing pads before the model, which fills up what it gets itself",
     "none": "nothing to strip, the batches are generated in the loop",
+    "library": "nothing of this repository pads, a library makes the rows and the batches",
+    "random": "nothing to strip, the batches are random numbers of one length",
     "offline": "the rows come ready from a file, padded or not by what wrote it",
 }
+_CUT = "rows are padded, but each batch is cut back to its longest row before the model takes it"
 _STATIC = {
     "getitem": "rows are padded to a fixed length as they are read",
     "map": "rows are padded to a fixed length in a map over the data set",
@@ -45,20 +55,43 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
     known = padding(entry)
     fact = known.facts[0]
     stripped = {group.func.node for group in padded_datasets(entry)}
-    if stripped and known.origins <= stripped:
-        return  # strip_padding speaks of them
+    trimmed = [trim for trim in trims(entry) if not trim.problems]
+    spoken = stripped.union(*(switch.covers for switch in switches(entry)))
+    spoken = spoken.union(*(found.covers for found in static_collates(entry)), *(trim.covers for trim in trimmed))
+    spoken = spoken.union(*(maker.covers for maker in batch_makers(entry) if not maker.problems))
+    if spoken and known.origins <= spoken:
+        return  # strip_padding, padding_switch and collate_longest speak of them
     hops = fact.evidence or fact.unknown or (Hop(entry.path, 1, "the run"),)
+    if known.cuts and not stripped:
+        yield _say("done", _CUT, (*known.cuts, *hops))
+    elif known.is_done and not stripped:
+        what = _DONE.get(fact.detail) or _DONE[str(fact.value)]
+        if known.chunks:
+            first = known.chunks[0]
+            what += f" after a map has padded each chunk to the longest there ({first.path}:{first.line})"
+        yield _say("done", what, (*hops, *known.chunks))
+    elif fact.value == "model":
+        yield _say("refused", "the model itself fills its text up to a fixed length", hops)
+    elif fact.value in _STATIC:
+        yield _static(entry, _STATIC[fact.value], hops)
+    else:
+        yield _say("refused", "how the batches get their length is not followed", (*known.missing, *hops))
+
+
+def _static(entry: EntryFacts, what: str, hops: tuple[Hop, ...]) -> Finding:
+    """Say why padding to a fixed length stays: what fixes the length of the text, where something is seen to."""
+    if is_image_text(entry):
+        return _say("note", f"{what}, and stay so, as the text of an image model has one length", hops)
+    fixed = fixed_contracts(entry)
+    if fixed:
+        return _say("refused", f"{what}, and must stay so, as the length is fixed elsewhere", (*fixed, *hops))
+    return _say("refused", f"{what}, and stay so", hops)
+
+
+def _say(status: Status, what: str, hops: tuple[Hop, ...]) -> Finding:
     first = hops[0]
     place = Place(first.path, first.line, first.line)
-    where = f"{first.what} ({first.path}:{first.line})"
-    if fact.value in _DONE and known.is_sure and not stripped:
-        yield RULE.finding("done", place, f"{_DONE[fact.value]}: {where}", evidence=hops)
-    elif fact.value in _STATIC:
-        yield RULE.finding("refused", place, f"{_STATIC[fact.value]}, and stay so: {where}", evidence=hops)
-    else:
-        yield RULE.finding(
-            "refused", place, f"how the batches get their length is not followed: {where}", evidence=hops
-        )
+    return RULE.finding(status, place, f"{what}: {first.what} ({first.path}:{first.line})", evidence=hops)
 
 
 RULE = Rule(

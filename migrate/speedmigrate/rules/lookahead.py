@@ -21,56 +21,65 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from speedmigrate.facts.contracts import Contract, Served, contract
+from speedmigrate.chain.trims import trims
+from speedmigrate.facts.contracts import Contract, contract
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.loaders import Loader
-from speedmigrate.facts.padding import Padded, padded_datasets
-from speedmigrate.facts.syntax import call_argument
-from speedmigrate.facts.value import Const, Ext, Inst
+from speedmigrate.facts.padding import padded_datasets
+from speedmigrate.facts.syntax import call_argument, own_nodes
+from speedmigrate.facts.value import Cls, Const, Ext, Inst
 from speedmigrate.requirements import runtime_requirement
 from speedmigrate.rule import AddImport, Example, Finding, InsertStatement, Op, Place, Rule, Wrap
 from speedmigrate.rules.strip_padding import group_name
+from speedmigrate.rules.trim_padding import group_name as trimmed
 
 
 def check(entry: EntryFacts) -> Iterator[Finding]:
+    found = _shortened(entry)
+    for loader, (groups, trains) in found.items():
+        yield _finding(entry, loader, groups[0], trains)
+    if not found:
+        what = "no padding is taken out of the batches of this run, so they keep their order"
+        yield RULE.finding("done", Place(entry.path, 1, 1), what)
+
+
+def _shortened(entry: EntryFacts) -> dict[Loader, tuple[list[str], bool]]:
+    """Return the loaders whose batches get shorter, with the groups of changes that do it, and whether they train."""
+    found: dict[Loader, tuple[list[str], bool]] = {}
     groups = [group for group in padded_datasets(entry) if not group.refusals]
-    seen: dict[ast.AST, tuple[Served, list[Padded]]] = {}
-    for group in groups:
+    # Any one of the groups that strip is enough to make regrouping worth it; the first by order stands for them.
+    for group in sorted(groups, key=lambda group: (group.side != "right", group_name(group))):
         for served in group.served:
             if served.entry.path == entry.path:
-                seen.setdefault(served.loader.site.node, (served, []))[1].append(group)
-    for served, owners in seen.values():
-        yield _finding(served, owners)
-    if not seen:
-        yield RULE.finding(
-            "done", Place(entry.path, 1, 1), "no padding is stripped in this run, so the batches keep their order"
-        )
+                kind = contract(served)
+                trains = isinstance(kind, Contract) and kind.trains
+                found.setdefault(served.loader, ([], trains))[0].append(group_name(group))
+    for trim in trims(entry):
+        if trim.is_wanted:
+            found.setdefault(trim.loader, ([], trim.use.backward))[0].append(trimmed(trim.loader))
+    return found
 
 
-def _finding(served: Served, owners: list[Padded]) -> Finding:
-    loader = served.loader
+def _finding(entry: EntryFacts, loader: Loader, group: str, trains: bool) -> Finding:
     place = loader.site.module.place(loader.site.node)
-    found = contract(served)
-    if not isinstance(found, Contract) or not found.trains:
+    if not trains:
         return RULE.finding("done", place, "an evaluation loader: its order stays as it is")
-    why = _ordered(served.entry, loader)
+    why = _ordered(entry, loader)
     if why:
         return RULE.finding("done", place, f"the batches are not regrouped: {why}")
-    ops = _trainer_ops(served) if loader.kind == "Trainer" else _loader_ops(loader)
+    ops = _trainer_ops(loader) if loader.kind == "Trainer" else _loader_ops(loader)
     if ops is None:
         return RULE.finding(
             "refused", place, "the trainer is not bound to a name, so `use_lookahead(trainer)` has no place"
         )
-    ops += runtime_requirement(served.entry.project, loader.site.module.path)
+    ops += runtime_requirement(entry.project, loader.site.module.path)
     message = "batches of like length, regrouped over the next 100 batches of each rank; evaluation keeps its order"
-    # Any one of the groups that strip is enough to make regrouping worth it; the first by order stands for them.
-    first = min(owners, key=lambda group: (group.side != "right", group_name(group)))
     return RULE.finding(
         "change",
         place,
         message,
         ops=tuple(ops),
-        requires=(group_name(first),),
+        requires=(group,),
         evidence=(loader.hop,),
         needs=("speedmigrate[runtime]", "torch>=1.13"),
     )
@@ -79,7 +88,7 @@ def _finding(served: Served, owners: list[Padded]) -> Finding:
 def _ordered(entry: EntryFacts, loader: Loader) -> str:
     """Say why the order of a loader must stay, or nothing."""
     if loader.kind == "Trainer":
-        return ""
+        return "its Trainer has a batch sampler of its own" if _has_batch_sampler(entry, loader) else ""
     if loader.argument("batch_sampler") is not None:
         return "it has a batch sampler of its own"
     sampler, shuffle = loader.argument("sampler"), loader.argument("shuffle")
@@ -104,14 +113,24 @@ def _ordered(entry: EntryFacts, loader: Loader) -> str:
     return ""
 
 
+def _has_batch_sampler(entry: EntryFacts, loader: Loader) -> bool:
+    """Say whether a Trainer of the root makes its training batches by a batch sampler."""
+    for callee in loader.site.callees:
+        method = entry.values.method(callee, "get_train_dataloader") if isinstance(callee, Cls) else None
+        nodes = own_nodes(method.node) if method is not None else ()
+        if any(isinstance(node, ast.keyword) and node.arg == "batch_sampler" for node in nodes):
+            return True
+    return False
+
+
 def _loader_ops(loader: Loader) -> list[Op]:
     start, end = loader.site.module.source.span(loader.site.node)
     path = loader.site.module.path
     return [AddImport(path, "speedruntime", "lookahead"), Wrap(path, start, end, "lookahead(", ")")]
 
 
-def _trainer_ops(served: Served) -> list[Op] | None:
-    module, node = served.loader.site.module, served.loader.site.node
+def _trainer_ops(loader: Loader) -> list[Op] | None:
+    module, node = loader.site.module, loader.site.node
     statement = module.statement(node)
     if not (isinstance(statement, ast.Assign) and statement.value is node and len(statement.targets) == 1):
         return None

@@ -1,19 +1,23 @@
 """Padding to a fixed length leaves `__getitem__`; a collator pads each batch to its own longest sample.
 
 ## What it does
-Drops `[value] * (max_length - len(ids))` from the rows of a data set, on the right or on the left, and wraps the
-collate of every loader that serves these rows in `speedruntime.PaddingCollator`. Truncation, redrawing and everything
-else that decides which tokens a sample has stays as it is. Every data set user in the root is in the same group.
+Drops the padding from the rows of a data set, on the right or on the left: `[value] * (max_length - len(ids))` and
+other lists of that length, `torch.cat` with zeros or a filled tensor, `np.pad` and `F.pad`, loops that append until the
+list is full. An array that is made at the fixed length and filled from the front is made as long as what fills it. The
+collate of every loader that serves these rows is wrapped in `speedruntime.PaddingCollator`. Truncation, redrawing and
+everything else that decides which tokens a sample has stays as it is. Every data set user in the root is in the same
+group.
 
 ## When it is refused
 When any hop is not followed (data set, collate, loop, model), when the padded width is read (a mean over positions, the
-last position, a view to the fixed length), when pads count in the loss, or when the pad value cannot be written where
-the batches are made.
+last position, a view to the fixed length, the length of a padded row), when pads count in a loss that is not the
+model's, or when the pad value cannot be written where the batches are made. `trim_padding` takes most of these.
 
 ## Effect
 `exact` for right padding in front of a causal model: the real tokens, their labels and their positions stay, so loss
 and gradients stay. `corrects` for left padding without a mask: real tokens attended the pads before them and sat at
-positions shifted by their number; now they start at position 0 and nothing is attended but the sample.
+positions shifted by their number; now they start at position 0 and nothing is attended but the sample. `corrects` too
+where labels of pads were tokens that the loss of a model of transformers counted: the collator pads them with -100.
 
 ## References
 - https://huggingface.co/docs/transformers/pad_truncation
@@ -25,7 +29,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from speedmigrate.facts.contracts import Contract, Served, contract
+from speedmigrate.facts.contracts import Contract, Served, contract, padded_fields
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.loaders import Loader
 from speedmigrate.facts.module import Module
@@ -39,6 +43,7 @@ from speedmigrate.rule import (
     Example,
     Finding,
     Hop,
+    InsertStatement,
     Op,
     Replace,
     Rule,
@@ -58,10 +63,12 @@ def check(entry: EntryFacts) -> Iterator[Finding]:
             )
             yield RULE.finding("refused", place, message, evidence=tuple(dict.fromkeys(group.refusals)))
             continue
-        effect: Effect = "exact" if group.side == "right" else "corrects"
+        corrects = tuple(dict.fromkeys(text for served in group.served for text in _contract(served).corrects))
+        effect: Effect = "exact" if group.side == "right" and not corrects else "corrects"
         ops = [*_strip(group), *(op for served in group.served for op in collator_ops(served))]
         yield RULE.finding(
-            "change", place, _message(group), effect=effect, ops=tuple(ops), group=group_name(group), needs=NEEDS,
+            "change", place, "; ".join([_message(group), *corrects]), effect=effect, ops=tuple(ops),
+            group=group_name(group), needs=NEEDS,
             evidence=tuple(dict.fromkeys(_evidence(group))),
         )  # fmt: skip
 
@@ -75,9 +82,13 @@ def _message(group: Padded) -> str:
     side = "right" if group.side == "right" else "left"
     text = f"{group.name} pads every row on the {side} to a fixed length; each batch is padded to its own longest row"
     if group.side == "left":
+        masked = any("attention_mask" in padded_fields(rows) for rows in group.rows)
+        attended, alone = (
+            ("", "") if masked else ("attended the pads before it and ", " and attends its own sample only")
+        )
         text += (
-            ". Before: every real token attended the pads before it and its position was shifted by their number; "
-            "after: it starts at position 0 and attends its own sample only"
+            f". Before: every real token {attended}sat at a position shifted by the number of pads before it; after: a "
+            f"sample starts at position 0{alone}"
         )
     return text
 
@@ -87,9 +98,13 @@ def _evidence(group: Padded) -> Iterator[Hop]:
     for rows in group.rows:
         yield from (drop.module.hop(drop.node, f"padding: {drop.module.text(drop.node)}") for drop in rows.drops)
     for served in group.served:
-        found = contract(served)
-        assert isinstance(found, Contract)
-        yield from found.hops
+        yield from _contract(served).hops
+
+
+def _contract(served: Served) -> Contract:
+    found = contract(served)
+    assert isinstance(found, Contract)
+    return found
 
 
 def _strip(group: Padded) -> list[Op]:
@@ -99,8 +114,16 @@ def _strip(group: Padded) -> list[Op]:
     gone: set[ast.AST] = set()
     for drop in drops:
         statement = drop.module.statement(drop.node)
-        if drop.keep is None or _is_same_name(statement, drop):
-            ops.append(_delete(drop.module, statement))
+        if drop.code:
+            start, end = drop.module.source.span(drop.node)
+            if isinstance(drop.node, ast.stmt):
+                ops.append(_delete(drop.module, drop.node))
+                ops.append(InsertStatement(drop.module.path, start, end, drop.code, "before"))
+            else:
+                ops.append(Replace(drop.module.path, start, end, drop.code))
+            gone |= set(ast.walk(drop.node))
+        elif drop.keep is None or _is_same_name(statement, drop):
+            ops += _statement_ops(drop, statement)
             gone |= set(ast.walk(statement))
         else:
             start, end = drop.module.source.span(drop.node)
@@ -118,6 +141,37 @@ def _strip(group: Padded) -> list[Op]:
 def _delete(module: Module, statement: ast.stmt) -> DeleteStatement:
     start, end = module.source.span(statement)
     return DeleteStatement(module.path, start, end)
+
+
+def _statement_ops(drop: Drop, statement: ast.stmt) -> list[Op]:
+    """Delete a statement that pads. `if gap > 0: <it> elif gap < 0: <cut>` becomes `if gap < 0: <cut>`."""
+    module = drop.module
+    owner = module.parents[statement]
+    other = owner.orelse[0] if isinstance(owner, ast.If) and len(owner.orelse) == 1 else None
+    if not (isinstance(owner, ast.If) and isinstance(other, ast.If)) or not _exclude(owner.test, other.test):
+        return [_delete(module, statement)]
+    one = owner.body[0] if len(owner.body) == 1 else None
+    cut = other.body[0] if len(other.body) == 1 and not other.orelse else None
+    if one is not statement or not isinstance(one, ast.Assign) or not isinstance(cut, ast.Assign):
+        return [_delete(module, statement)]
+    if ast.dump(one.targets[0]) != ast.dump(cut.targets[0]) or len({*one.targets, *cut.targets}) > 2:
+        return [_delete(module, statement)]
+    moved = [(owner.test, other.test), (one.value, cut.value)]
+    ops: list[Op] = [Replace(module.path, *module.source.span(a), module.text(b)) for a, b in moved]
+    return [*ops, _delete(module, other)]
+
+
+def _exclude(one: ast.expr, other: ast.expr) -> bool:
+    """Whether two tests compare the same and are never both true."""
+    if not (isinstance(one, ast.Compare) and isinstance(other, ast.Compare)):
+        return False
+    if len(one.ops) != 1 or ast.dump(one.left) != ast.dump(other.left):
+        return False
+    if ast.dump(one.comparators[0]) != ast.dump(other.comparators[0]):
+        return False
+    return (type(one.ops[0]), type(other.ops[0])) in {
+        pair for a, b in ((ast.Gt, ast.Lt), (ast.Gt, ast.LtE), (ast.GtE, ast.Lt)) for pair in ((a, b), (b, a))
+    }
 
 
 def _is_same_name(statement: ast.stmt, drop: Drop) -> bool:
@@ -171,8 +225,7 @@ def _is_length(node: ast.expr) -> bool:
 
 def collator_ops(served: Served) -> list[Op]:
     """Return the edits that put the collator where a loader makes its batches."""
-    found = contract(served)
-    assert isinstance(found, Contract)
+    found = _contract(served)
     site, loader = served.loader.site, served.loader
     path = site.module.path
     start, end = site.module.source.span(site.node)
@@ -185,6 +238,9 @@ def collator_ops(served: Served) -> list[Op]:
         name, code = _trainer_default(served)
         arguments.append(f"collate_fn={code}")
         ops.append(AddImport(path, "transformers", name))
+    if found.groups:
+        sets = ", ".join(f"[{', '.join(map(_name, fields))}]" for fields in found.groups)
+        arguments.append(f"groups=[[{sets}]]")
     if found.add_mask:
         arguments.append("add_attention_mask=True")
     code = f"PaddingCollator({', '.join(arguments)})"
@@ -208,6 +264,10 @@ def _trainer_default(served: Served) -> tuple[str, str]:
         if argument is not None:
             return "DataCollatorWithPadding", f"DataCollatorWithPadding({argument.text})"
     return "default_data_collator", "default_data_collator"
+
+
+def _name(key: str | int) -> str:
+    return f'"{key}"' if isinstance(key, str) else str(key)
 
 
 def _pad_values(found: Contract) -> str:
@@ -293,7 +353,7 @@ for batch in loader:
 """,
         ),
         Example(
-            "labels of the pad id count in the loss",
+            "the padded length is asked for",
             before="""import torch
 from torch.utils.data import DataLoader, Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -309,8 +369,10 @@ class Rows(Dataset):
     def __getitem__(self, i):
         ids = self.tokenizer.encode(self.texts[i])[: self.max_length]
         gap = self.max_length - len(ids)
-        labels = ids + [self.tokenizer.pad_token_id] * gap
+        labels = ids + [-100] * gap
         ids = ids + [self.tokenizer.pad_token_id] * gap
+        if len(ids) == self.max_length:
+            labels[-1] = self.tokenizer.eos_token_id
         return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
 
 
