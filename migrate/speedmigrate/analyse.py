@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from speedmigrate.rule import Finding, Options, Place, Rule, load_rules
-from speedmigrate.target import Target
+from speedmigrate.target import LIBRARIES, Target
 
 if TYPE_CHECKING:
     from speedmigrate.facts.entry import EntryFacts
@@ -53,11 +53,22 @@ def analyse(entry: EntryFacts, rules: Iterable[Rule]) -> Analysis:
     findings: list[Finding] = []
     for rule in rules if entry.trains else ():
         try:
-            findings += rule.check(entry)
+            findings += (_met(finding, entry.target) for finding in rule.check(entry))
         except Exception as error:  # a crash on a file that is not ours to fix must not lose the other rules
             findings.append(_crash(rule, entry.path, error))
     launches = tuple(dict.fromkeys(Launch(launch.path, tuple(launch.via)) for launch in entry.launches))
     return Analysis(entry.path, entry.target, entry.trains, launches, tuple(findings))
+
+
+def _met(finding: Finding, target: Target) -> Finding:
+    """Return a change as it is where the target has what it needs, else as a refusal with the version."""
+    for need in finding.needs if finding.status == "change" else ():
+        library, _, least = need.partition(">=")
+        if library in LIBRARIES and target.version(library) < tuple(map(int, least.split("."))):
+            said = ".".join(map(str, target.version(library)))
+            message = f"not changed: it needs {need}, and the target is {library} {said} ({target.source(library)})"
+            return replace(finding, status="refused", effect=None, message=message, ops=(), group="", requires=())
+    return finding
 
 
 def _crash(rule: Rule, path: str, error: Exception) -> Finding:

@@ -36,6 +36,7 @@ class BatchMaker:
         covers: the functions of the data path whose padding is cut.
         corrects: places where today's pads enter the result.
         done: the cut that stands there already.
+        note: the settings that the model was read with, where they decide what it is.
     """
 
     module: Module
@@ -47,6 +48,7 @@ class BatchMaker:
     corrects: tuple[Hop, ...]
     hops: tuple[Hop, ...]
     done: Hop | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,8 @@ def _maker(entry: EntryFacts, loop: Loop, source: _Source, pieces: Pieces, body:
         *pieces.problems,
         *(each.hop for each in contracts(entry)),
     ]
-    read = read_body(entry, pieces, rest, loop.node, loop.over) if not problems else None
+    body_read = read_body(entry, pieces, rest, loop.node, loop.over) if not problems else None
+    read = body_read.read if body_read is not None else None
     if read is not None:
         problems += read.problems
     corrects = tuple(dict.fromkeys(read.corrects)) if read is not None else ()
@@ -246,7 +249,7 @@ def _maker(entry: EntryFacts, loop: Loop, source: _Source, pieces: Pieces, body:
     lines = tuple(_line(pieces, stream) for stream in streams)
     return BatchMaker(
         module, anchor, pieces.is_before, lines, _covered(entry, source.ran), tuple(dict.fromkeys(problems)), corrects,
-        tuple(dict.fromkeys(hops)),
+        tuple(dict.fromkeys(hops)), note=body_read.note if body_read is not None else "",
     )  # fmt: skip
 
 

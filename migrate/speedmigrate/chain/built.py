@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from speedmigrate.chain.run_settings import RunSettings
 from speedmigrate.facts.dynamic_parts import Parts, dynamic_parts
@@ -13,10 +14,10 @@ from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.value import Attr, Cls, Const, Display, Expr, Frame, Inst, Item, Value
 
 _DEPTH = 12
-_COMPARED: dict[type[ast.cmpop], Callable[[object, object], object]] = {
+_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], object]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le, ast.In: lambda a, b: a in b,  # type: ignore[operator]
-    ast.NotIn: lambda a, b: a not in b,  # type: ignore[operator]
+    ast.GtE: operator.ge, ast.Lt: operator.lt, ast.LtE: operator.le, ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
 
 
@@ -24,13 +25,15 @@ class Built:
     """Answers which parts of a model are made.
 
     Attributes:
-        others: by the call that looks a class up, what the registry has beside it.
+        others: what registries have beside the classes that are looked up, with the look-up's key and the table.
+        missing: the settings under which a look-up finds nothing, with the keys that there are.
     """
 
-    def __init__(self, entry: EntryFacts) -> None:
+    def __init__(self, entry: EntryFacts, file: str | None = None) -> None:
         self.values = entry.values
-        self.settings = RunSettings(entry)
-        self.others: dict[ast.AST, tuple[Expr, tuple[Value, ...]]] = {}
+        self.settings = RunSettings(entry, file)
+        self.others: dict[Cls, tuple[Expr, Display]] = {}
+        self.missing: dict[str, frozenset[object]] = {}
         self._made: dict[Expr, bool] = {}
         self._plain: dict[Expr, tuple[object, ...] | None] = {}
 
@@ -64,14 +67,14 @@ class Built:
             found += held
         return tuple({repr(each): each for each in found}.values())
 
-    def of_value(self, value: Value) -> tuple[object, ...] | None:
+    def of_value(self, value: Value, *, is_key: bool = False) -> tuple[object, ...] | None:
         """Return what a setting, or an element of one that is a list, can be."""
         if isinstance(value, Item) and value.key is None:
-            lists = self.of_value(value.of)
+            lists = self.of_value(value.of, is_key=is_key)
             if lists is None or not all(isinstance(each, list) for each in lists):
                 return None
             return tuple(part for each in lists if isinstance(each, list) for part in each)
-        held = self.settings.held(value)
+        held = self.settings.held(value) if is_key else self.settings.take(value)
         return None if held is None else held.values
 
     def _assigned(self, expr: Expr, node: ast.Attribute) -> Iterator[Expr]:
@@ -106,7 +109,7 @@ class Built:
         owner = self.values.one(expr.at(node.args[0]))
         if owner is None or not isinstance(name, str):
             return None
-        held = self.settings.held(Attr(owner, name, expr))
+        held = self.settings.take(Attr(owner, name, expr))
         return None if held is None else bool(held.values)
 
     def _compared(self, expr: Expr, node: ast.Compare) -> bool | None:
@@ -146,6 +149,13 @@ class Built:
             return False
         return frame.call is None or self.runs(frame.call, depth + 1)
 
+    def opened(self, value: Value) -> tuple[Value, ...]:
+        """Return what a callee is in this run: nothing where it is not built, the part that its namespace holds."""
+        if isinstance(value, Attr) and self.settings.is_namespace(value.of):
+            stored = [expr for expr in self.settings.stored(value.name) if self.runs(expr)]
+            return tuple(dict.fromkeys(each for expr in stored for each in self.values.of(expr))) or (value,)
+        return (value,) if self.made(value) else ()
+
     def made(self, value: Value, depth: int = 0) -> bool:
         """Say whether an object can be one of this run: where it is built is reached, and its class is looked up."""
         if not isinstance(value, Inst) or not isinstance(value.call.node, ast.Call):
@@ -155,15 +165,43 @@ class Built:
     def _is_chosen(self, value: Inst, func: ast.expr) -> bool:
         if not isinstance(func, ast.Subscript):
             return True
-        keys = self.plain(value.call.at(func.slice))
+        key = value.call.at(func.slice)
         tables = [each for each in self.values.of(value.call.at(func.value)) if isinstance(each, Display)]
-        if keys is None or len(tables) != 1 or not isinstance(tables[0].expr.node, ast.Dict):
+        if len(tables) != 1 or not isinstance(tables[0].expr.node, ast.Dict):
             return True
-        looked = tuple(each for key in keys for each in self.values.looked_up(tables[0], key, value.call))
-        if value.of not in looked:
-            _, others = self.others.get(value.call.node, (value.call, ()))
-            self.others[value.call.node] = (value.call, tuple(dict.fromkeys((*others, value.of))))
+        keys, held = self._looked_for(key), self.keys(tables[0])
+        self._misses(key, keys, held)
+        if keys is None:
+            return True
+        looked = [each for name in keys for each in self.values.looked_up(tables[0], name, value.call)]
+        if value.of not in looked and isinstance(value.of, Cls):
+            self.others.setdefault(value.of, (key, tables[0]))
         return value.of in looked
+
+    def _looked_for(self, key: Expr) -> tuple[object, ...] | None:
+        found = [
+            (value.value,) if isinstance(value, Const) else self.of_value(value, is_key=True)
+            for value in self.values.of(key)
+        ]
+        return None if None in found else tuple(each for values in found for each in values or ())
+
+    def _misses(self, key: Expr, keys: tuple[object, ...] | None, held: dict[object, Expr]) -> None:
+        """Note a setting whose value the registry does not have: with it the script cannot start."""
+        for value in self.values.of(key):
+            of = value.of if isinstance(value, Item) and value.key is None else value
+            if isinstance(of, Attr) and (given := self.settings.held(of)) is not None:
+                is_list = isinstance(value, Item) and not all(isinstance(each, list) for each in given.values)
+                if held and (is_list or (keys is not None and not set(keys) & set(held))):
+                    self.missing[of.name] = frozenset(held)
+
+    def keys(self, table: Display) -> dict[object, Expr]:
+        """Return the entries of a dict by their keys, as far as these are plain."""
+        node = table.expr.node
+        found: dict[object, Expr] = {}
+        for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
+            if isinstance(key, ast.Constant):
+                found[key.value] = table.expr.at(value)
+        return found
 
     def parts(self, entry: EntryFacts) -> Parts:
         """Return what modules get under names worked out at run time, each under the names that it can have."""

@@ -65,11 +65,12 @@ class Cell:
         is_mask: whether it holds nothing but 1 and, at padding, 0.
         levels: how many lists are around a token id (1: a row of tokens, 2: rows).
         items: the fields of a record.
+        is_object: whether a record is an object of a class, its fields attributes.
         element: what a list holds.
         tokenizer: of a tokenizer's output, or of a record that started as one.
     """
 
-    __slots__ = ("element", "held", "hop", "is_tuple", "items", "levels", "tokenizer")
+    __slots__ = ("element", "held", "hop", "is_object", "is_tuple", "items", "levels", "tokenizer")
 
     def __init__(
         self, kind: Kind, fill: Fill | None = None, side: str = "right", width: str = "", *, is_mask: bool = False,
@@ -83,6 +84,7 @@ class Cell:
         self.element = element
         self.tokenizer = tokenizer
         self.hop = hop
+        self.is_object = False
 
     @property
     def kind(self) -> Kind:

@@ -23,6 +23,7 @@ from speedmigrate.rule import Hop
 
 Where = Literal["row", "batch", "model"]
 _MEASURED = {"row": frozenset({"sum"}), "batch": frozenset({"max", "amax"}), "model": frozenset({"max", "amax"})}
+_COUNTED = frozenset({"count_nonzero", "any", "sum"})
 _CASTS = frozenset({"item", "int", "tolist", "cpu", "numpy", "long"})
 _DEPTH = 5
 
@@ -129,7 +130,26 @@ def _is_cut(entry: EntryFacts, scope: Scope, where: Where, node: ast.Subscript) 
         return False
     if where == "model" and not _is_parameter(scope[1], node.value):
         return False
-    return _is_measured(entry, Expr(scope[0], upper, scope[2]), _MEASURED[where], 0)
+    expr = Expr(scope[0], upper, scope[2])
+    return _is_measured(entry, expr, _MEASURED[where], 0) or (where != "row" and _is_counted_down(entry, scope, expr))
+
+
+def _is_counted_down(entry: EntryFacts, scope: Scope, expr: Expr) -> bool:
+    """Say whether a length is counted down over empty columns: `while not used[last]: last -= 1`."""
+    node = expr.node.left if isinstance(expr.node, ast.BinOp) else expr.node
+    if not isinstance(node, ast.Name):
+        return False
+    for loop in own_nodes(scope[1]):
+        if not isinstance(loop, ast.While):
+            continue
+        inside = list(ast.walk(loop))
+        down = [n for n in inside if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Sub)]
+        steps = any(ast.unparse(n.target) == node.id for n in down)
+        asked = [n.value for n in inside if isinstance(n, ast.Subscript) and ast.unparse(n.slice) == node.id]
+        counts = (each.node for part in asked for each in followed(entry.values, expr.at(part)))
+        if steps and any(isinstance(n, ast.Call) and called_name(n) in _COUNTED for n in counts):
+            return True
+    return False
 
 
 def _is_all(node: ast.expr) -> bool:

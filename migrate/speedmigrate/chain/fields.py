@@ -46,6 +46,7 @@ class Row:
     Attributes:
         tokenizer: the tokenizer whose fields the rows have beside `fields`, None where the fields are all there is.
         is_static: whether these fields are padded to a fixed length; else each batch pads them.
+        width: that length, as written.
         levels: as of its fields.
     """
 
@@ -54,6 +55,7 @@ class Row:
     is_tuple: bool
     tokenizer: Expr | None
     is_static: bool
+    width: str
     levels: int
     hop: Hop
 
@@ -67,10 +69,17 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows that a data set expression can serve, where the trail breaks, and the functions that were read."""
+    """The rows that a data set expression can serve.
+
+    Attributes:
+        unknown: where the trail breaks.
+        objects: where rows are objects of a class, whose fields are attributes.
+        functions: the functions that were read.
+    """
 
     rows: tuple[Row, ...]
     unknown: tuple[Hop, ...]
+    objects: tuple[Hop, ...]
     functions: frozenset[ast.AST]
 
 
@@ -82,16 +91,19 @@ def served(entry: EntryFacts, data: Expr) -> Rows:
 def _served(entry: EntryFacts, data: Expr) -> Rows:
     found = origins(entry, entry.values.of(data))
     unknown = list(found.unknown)
+    objects: list[Hop] = []
     rows: list[Row] = []
     ran: set[ast.AST] = set()
     for origin in found.found.values():
         cells = [cell for cell in _cells(entry, origin, ran) if cell.kind in {"record", "encoded"}]
+        if any(cell.is_object for cell in cells):
+            objects.append(Hop(origin.hop.path, origin.hop.line, "a row is neither a dict nor a tuple"))
         if not cells:
             what = f"the fields of its rows are not seen: {origin.hop.what}"
             unknown.append(Hop(origin.hop.path, origin.hop.line, what))
         drop = 1 if origin.kind == "tensor_dataset" or (origin.funcs and _is_batched(entry, origin)) else 0
         rows += [_row(origin, cell, drop) for cell in cells]
-    return Rows(tuple(rows), tuple(dict.fromkeys(unknown)), frozenset(ran))
+    return Rows(tuple(rows), tuple(dict.fromkeys(unknown)), tuple(objects), frozenset(ran))
 
 
 def _is_batched(entry: EntryFacts, origin: Origin) -> bool:
@@ -113,7 +125,9 @@ def _row(origin: Origin, cell: Cell, drop: int) -> Row:
     """Return a row of what was read; `drop`: how many levels are around the row itself."""
     fields = tuple(_field(key, inner, drop) for key, inner in cell.items.items())
     padded = cell.kind == "encoded" and bool(cell.width)
-    return Row(origin, fields, cell.is_tuple, cell.tokenizer, padded, max(cell.levels - drop, 1), origin.hop)
+    return Row(
+        origin, fields, cell.is_tuple, cell.tokenizer, padded, cell.width, max(cell.levels - drop, 1), origin.hop
+    )
 
 
 def _field(key: Key, cell: Cell, drop: int) -> Field:

@@ -87,6 +87,12 @@ def padding(entry: EntryFacts) -> Padding:
     return entry.once("padding", _read)
 
 
+def is_cut_back(entry: EntryFacts) -> bool:
+    """Say whether no batch keeps padding to a fixed length: none is put in, or it is cut off before the model."""
+    known = padding(entry)
+    return known.is_done or bool(known.cuts)
+
+
 def _read(entry: EntryFacts) -> Padding:
     found = [(_role(entry, pad), pad) for pad in pads(entry) if not _is_off(entry, pad)]
     found = [(where, pad) for where, pad in found if not _is_cut_off(entry, found, pad)]

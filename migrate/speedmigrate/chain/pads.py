@@ -258,6 +258,10 @@ def _made_width(entry: EntryFacts, made: Expr) -> Expr | None:
     if not node.args:
         return None
     last = node.args[0] if name == "full" or len(node.args) == 1 else node.args[-1]
+    if (isinstance(last, ast.Attribute) and last.attr == "shape") or (
+        isinstance(last, ast.Call) and called_name(last) == "size" and not last.args
+    ):
+        return None  # of the shape of a tensor that is there: nothing is filled up
     if isinstance(last, ast.Tuple | ast.List):
         return made.at(last.elts[-1]) if last.elts else None
     return made.at(last)

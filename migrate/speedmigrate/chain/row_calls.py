@@ -98,6 +98,7 @@ class Calls(Expressions):
     def made(self, node: ast.Call, cls: Cls) -> Cell:
         """Return the object that a class of the root makes: its attributes, or the fields of a dataclass or tuple."""
         result = Cell("record")
+        result.is_object = True
         init = self.entry.values.method(cls, "__init__")
         if init is not None:
             func = Func(init.module, init.node, Inst(cls, self.expr(node)), init.outer)

@@ -10,7 +10,7 @@ from speedmigrate.chain.widths import followed, source
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.module import Module
 from speedmigrate.facts.syntax import called_name
-from speedmigrate.facts.value import Const, Expr, Ext, Frame, Inst
+from speedmigrate.facts.value import Attr, Const, Expr, Ext, Frame, Inst
 
 _COMPARED = {ast.Eq: "eq", ast.NotEq: "ne", ast.Gt: "gt", ast.GtE: "ge", ast.Lt: "lt", ast.LtE: "le"}
 # Constants of libraries that scripts fill their labels with.
@@ -65,6 +65,10 @@ class Expressions:
         value = self.entry.values.one(self.expr(node)) if not isinstance(node, ast.Call) else None
         if isinstance(value, Ext) and value.name in _LIBRARY:
             return Fill(_LIBRARY[value.name])
+        if isinstance(value, Attr) and value.name == "ignore_index" and isinstance(value.of, Inst):
+            made = value.of.call.node
+            if value.of.of == Ext("torch.nn.CrossEntropyLoss") and isinstance(made, ast.Call) and not made.keywords:
+                return Fill(-100)
         if isinstance(value, Const) and isinstance(value.value, int | float):
             return Fill(value.value)
         if isinstance(node, ast.Name) and self.env.get(node.id) is not None and self.env[node.id].fill is not None:

@@ -18,24 +18,37 @@ from speedmigrate.rule import Hop
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a setting can be in the launches of a run: the values and one place; none where nothing defines it."""
+    """What a setting can be in the launches of a run: the values and one place; none where nothing defines it.
+
+    Attributes:
+        is_open: whether it is the default of a flag that takes a value, which any command may give.
+    """
 
     values: tuple[object, ...]
     place: Hop | None
+    is_open: bool = False
 
 
 class RunSettings:
     """Answers what a setting of the run's namespace is.
 
     Attributes:
-        taken: the settings that an answer was built on, with their place.
+        file: the JSON file that is loaded, None for the one that the launch or the flag's default names.
+        taken: the settings that answers were built on.
+        files: the JSON files that were read.
     """
 
-    def __init__(self, entry: EntryFacts) -> None:
-        self.entry = entry
-        self.taken: dict[str, Hop] = {}
+    def __init__(self, entry: EntryFacts, file: str | None = None) -> None:
+        self.entry, self.file = entry, file
+        self.taken: dict[str, Held] = {}
+        self.files: dict[str, None] = {}
         self._configs: dict[Value, tuple[str, ...] | None] = {}
         self._held: dict[tuple[Value, str], Held | None] = {}
+
+    @property
+    def asked(self) -> set[str]:
+        """The names that were asked for so far."""
+        return {name for _, name in self._held}
 
     def held(self, value: Value) -> Held | None:
         """Return what `args.name` is; None where that is not a setting, or not known."""
@@ -44,9 +57,15 @@ class RunSettings:
         key = (value.of, value.name)
         if key not in self._held:
             self._held[key] = self._of(value)
-        found = self._held[key]
-        if found is not None and found.place is not None:
-            self.taken.setdefault(value.name, found.place)
+        return self._held[key]
+
+    def take(self, value: Value) -> Held | None:
+        """Return what a setting is that is not open, and note that an answer is built on it."""
+        found = self.held(value)
+        if found is None or found.is_open or not isinstance(value, Attr):
+            return None
+        if found.place is not None and not all(map(is_number, found.values)):
+            self.taken.setdefault(value.name, found)
         return found
 
     def is_namespace(self, value: Value) -> bool:
@@ -122,6 +141,16 @@ class RunSettings:
                 return flag.name if flag is not None else None
         return None
 
+    def stored(self, name: str) -> Iterator[Expr]:
+        """Yield what the run itself assigns to `args.name`."""
+        for module, scope, frame in self.entry.scopes:
+            for node in own_nodes(scope) if f".{name} = " in module.source.text else ():
+                target = node.targets[0] if isinstance(node, ast.Assign) else None
+                if isinstance(node, ast.Assign) and isinstance(target, ast.Attribute) and target.attr == name:
+                    owner = Expr(module, target.value, frame)
+                    if not _is_name(target.value, "self") and any(map(self.is_namespace, self.entry.values.of(owner))):
+                        yield owner.at(node.value)
+
     def _of(self, value: Attr) -> Held | None:
         configs = self.configs(value.of)
         if configs is None or value.name in self.entry.once("run settings.written", _written):
@@ -135,7 +164,12 @@ class RunSettings:
         if not found:
             return Held((), None)
         plain = {repr(each): each for each, _ in found}
-        return Held(tuple(plain.values()), found[0][1])
+        flag = argparse_flags(self.entry).get(value.name)
+        places = {place for _, place in found}
+        is_default = (
+            flag is not None and flag.switch is None and places == {flag.call.hop(f"the default of --{flag.name}")}
+        )
+        return Held(tuple(plain.values()), found[0][1], is_default)
 
     def _in(self, launch: Launch | None, configs: tuple[str, ...], name: str) -> list[tuple[object, Hop]] | None:
         """Return the value in one launch (nothing where it has none), None where it is not known."""
@@ -147,10 +181,11 @@ class RunSettings:
             )
             return [(setting.value, setting.place)] if setting.known and plain else None
         for flag_name in configs:
-            file = script_setting(self.entry, launch, flag_name)
-            doc = json_text(self.entry, str(file.value)) if file is not None and file.known and file.value else None
-            if doc is None:
+            path = self._path(launch, flag_name)
+            doc = json_text(self.entry, path) if path is not None else None
+            if path is None or doc is None:
                 return None
+            self.files.setdefault(path)
             node = doc.node(name)
             if node is not None:
                 return [
@@ -159,6 +194,16 @@ class RunSettings:
         if setting is None:
             return None if name in self.entry.once("run settings.options", _options) else []
         return [(setting.value, setting.place)] if setting.known else None
+
+    def _path(self, launch: Launch | None, flag: str) -> str | None:
+        if self.file is not None:
+            return self.file
+        given = script_setting(self.entry, launch, flag)
+        return str(given.value) if given is not None and given.known and given.value else None
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_parsed(value: Value) -> bool:

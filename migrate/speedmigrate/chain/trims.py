@@ -14,6 +14,7 @@ from speedmigrate.chain.fields import Field, Row, Rows, served
 from speedmigrate.chain.padding import padding, tokenizer_side
 from speedmigrate.chain.pads import pads
 from speedmigrate.chain.roles import origin
+from speedmigrate.chain.row_expr import static_pads
 from speedmigrate.chain.switches import switches
 from speedmigrate.facts.carry import carry
 from speedmigrate.facts.collate_run import collated
@@ -42,6 +43,7 @@ class Trim:
         covers: the functions of the data path whose padding is cut.
         serves_evaluation: whether evaluation gets its rows through the same collator, and they have the same fields.
         use: what is done with the batches; empty where the rows are not understood.
+        left: padded fields that are not cut, as nothing beside them tells their padding.
         levels: 1 for rows of tokens, 2 for several sequences a row.
         ids_alone: whether the ids alone say what is padding, as the model masks the pad id itself.
         done: where the batches are cut already, None where they are not.
@@ -58,6 +60,7 @@ class Trim:
     use: Use
     problems: tuple[Hop, ...]
     hops: tuple[Hop, ...]
+    left: tuple[Key, ...] = ()
     levels: int = 1
     ids_alone: bool = False
     done: Hop | None = None
@@ -72,7 +75,7 @@ class Trim:
                 constant = entry.values.one(value.call.at(mlm)) if mlm is not None else None
                 if not (isinstance(constant, Const) and constant.value is False):
                     return value.call.hop(f"{of.last} draws its masks over the shape of the batch")
-        return None
+        return next(iter(self.use.drawn), None)
 
     @property
     def is_wanted(self) -> bool:
@@ -142,9 +145,11 @@ def _trim(entry: EntryFacts, loader: Loader) -> Trim | None:
     found = [(name, served(entry, data)) for name, data in loader.datasets]
     training = [rows for name, rows in found if name != "eval_dataset"]
     rows = [row for each in training for row in each.rows]
+    problems = [hop for each in training for hop in (*each.unknown, *each.objects)]
     if not any(row.is_padded for row in rows):
-        return None
-    problems = [hop for each in training for hop in each.unknown]
+        if not (problems and static_pads(entry)):
+            return None
+        return Trim(loader, {}, "", False, False, "right", frozenset(), False, Use(), tuple(problems), (loader.hop,))
     ids_alone = not any(_guarded(row) or (row.tokenizer is not None and row.is_static) for row in rows)
     codes, tokenizer, sides, missing = _codes(entry, loader, rows)
     problems += [*missing, *_unplaced(loader)]
@@ -176,12 +181,15 @@ def _trim(entry: EntryFacts, loader: Loader) -> Trim | None:
     if ids_alone and use.corrects:
         names = ", ".join(repr(key) for key in cut)
         problems.append(rows[0].told(f"neither a mask nor labels say which positions of {names} are padding"))
+    left = tuple(f.key for f in rows[0].fields if f.fill is not None and codes.get(f.key) is None)
+    if left and any(model.is_causal_lm for model in use.models):
+        problems.append(rows[0].told(f"field {left[0]!r}: neither a mask nor labels say which positions are padding"))
     covers = _covered(entry, training)
     hops = tuple(dict.fromkeys((*(row.hop for row in rows), loader.hop, *use.hops)))
     evaluation = [each for name, each in found if name == "eval_dataset"]
     return Trim(
         loader, codes, tokenizer, rows[0].is_static, rows[0].is_tuple, side, covers, _is_alike(rows, evaluation), use,
-        tuple(dict.fromkeys(problems)), hops, max(levels, default=1), ids_alone,
+        tuple(dict.fromkeys(problems)), hops, left, max(levels, default=1), ids_alone,
     )  # fmt: skip
 
 
@@ -233,7 +241,8 @@ def _codes(
             tokenizers.add(code or "")
             if not code:
                 problems.append(row.tokenizer.hop(f"`{row.tokenizer.text}` cannot be written at the loader"))
-        cut = _guarded(row) or [field for field in row.fields if field.fill is not None]
+        padded = [field for field in row.fields if field.fill is not None]
+        cut = _guarded(row) or ([] if row.tokenizer is not None and row.is_static else padded)
         problems += _blind(row, cut)
         for field in row.fields:
             code = _code(entry, loader, field) if field in cut else None
@@ -260,9 +269,9 @@ def _guarded(row: Row) -> list[Field]:
     for field in row.fields:
         if field.fill is not None:
             widths.setdefault(field.width, []).append(field)
-    if row.tokenizer is not None and row.is_static:
-        return [field for fields in widths.values() for field in fields]
-    return [field for fields in widths.values() if any(map(_guards, fields)) for field in fields]
+    own = row.width if row.tokenizer is not None and row.is_static else None
+    kept = [fields for width, fields in widths.items() if width == own or any(map(_guards, fields))]
+    return [field for fields in kept for field in fields]
 
 
 def _guards(field: Field) -> bool:

@@ -114,6 +114,7 @@ def _add(use: Use, read: LoopRead) -> None:
     use.problems += [hop for hop in read.problems if hop not in use.problems]
     use.corrects += [hop for hop in read.corrects if hop not in use.corrects]
     use.hops += [hop for hop in read.hops if hop not in use.hops]
+    use.drawn += [hop for hop in read.drawn if hop not in use.drawn]
     use.models += [model for model in read.models if model not in use.models]
     for key, hop in read.counted.items():
         use.counted.setdefault(key, hop)

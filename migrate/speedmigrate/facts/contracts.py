@@ -14,13 +14,17 @@ from speedmigrate.facts.loaders import Loader, sources
 from speedmigrate.facts.models import Model
 from speedmigrate.facts.module import Module
 from speedmigrate.facts.rowvalue import Record, Rows, Run, Seq
-from speedmigrate.facts.syntax import has_spread, own_nodes
+from speedmigrate.facts.syntax import call_argument, has_spread, own_nodes
 from speedmigrate.facts.tracks import Pads, Use
 from speedmigrate.facts.trainer_use import grouped, trainer_use
 from speedmigrate.facts.value import Cls, Const, Expr, Frame, ModuleRef
 from speedmigrate.rule import Hop
 
 Key = str | int
+# What models of transformers take, so that the Trainer leaves it in the rows.
+_TAKEN = frozenset(
+    "input_ids attention_mask labels token_type_ids position_ids decoder_input_ids decoder_attention_mask".split()
+)
 _IGNORED = -100  # the `ignore_index` of every loss of transformers
 
 
@@ -195,13 +199,27 @@ def _order(served: Served, key: Key) -> int:
 def _trainer_contract(served: Served, slots: tuple[Slot, ...]) -> Contract | list[Hop]:
     read = _settled(slots, lambda slots: trainer_use(served.entry, served.loader, _pads(slots)))
     use, slots = read.use, read.slots
-    problems = [*use.problems, *use.corrects, *grouped(served.entry)]
+    problems = [*use.problems, *use.corrects, *grouped(served.entry), *_dropped(served, slots)]
     if problems:
         return problems
     names = {slot.key for slot in slots}
     add_mask = "attention_mask" not in names and all(isinstance(slot.key, str) for slot in slots)
     groups = _groups(served, slots)
     return Contract(slots, 0, False, add_mask, tuple(use.models), tuple(use.hops), True, groups, read.corrects)
+
+
+def _dropped(served: Served, slots: tuple[Slot, ...]) -> Iterator[Hop]:
+    """Yield fields that HF Trainer takes out before the collator where the model does not take them: then one that the
+    collator must pad is missing."""
+    for site in served.entry.sites:
+        given = call_argument(site.node, None, "remove_unused_columns")
+        if isinstance(given, ast.Constant) and given.value is False:
+            return
+    for slot in slots:
+        if slot.key not in _TAKEN:
+            yield served.loader.site.expr.hop(
+                f"field {slot.key!r} may be taken out by the Trainer (remove_unused_columns)"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,8 @@ def dynamic_parts(entry: EntryFacts, runs: Callable[[Expr], bool]) -> Parts:
         for node in own_nodes(scope) if scope in setters and isinstance(owner, ast.ClassDef) else ():
             if isinstance(node, ast.Call) and _is_setter(node) and isinstance(owner, ast.ClassDef):
                 part = Part(Expr(module, node.args[2], frame), Expr(module, node.args[1], frame))
-                if not isinstance(entry.values.one(part.name), Const):
-                    found.setdefault(owner, {}).setdefault(part)
+                name = entry.values.one(part.name)
+                found.setdefault(owner, {}).setdefault(part.under((name.value,) if isinstance(name, Const) else None))
     return {owner: tuple(parts) for owner, parts in found.items()}
 
 

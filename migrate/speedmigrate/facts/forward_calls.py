@@ -123,11 +123,8 @@ class Calls(Losses):
         held = [
             each for found in self.values.of(self.at(node.func)) for each in opened(self.values, found, self.read.parts)
         ]
-        callees = [
-            each
-            for callee in filter(self.read.made, held)
-            for each in filter(self.read.made, called(self.values, callee))
-        ]
+        known = [each for callee in held for each in self.read.built(callee)]
+        callees = [each for callee in known for found in called(self.values, callee) for each in self.read.built(found)]
         return join_all(
             [self.invoke(node, callee, given) for callee in self.possible(node, list(dict.fromkeys(callees)))]
         )
@@ -342,6 +339,7 @@ class Calls(Losses):
             and not is_tracked(given.get(None, "position_ids"))
         ):
             self.correct(node, "positions may be counted from the pads on today, and from the first token after")
+        self.apart(node, tokens)
         why = tokens.why if isinstance(tokens, Tensor) else None
         if model.class_name.endswith(_HEADS):
             return Record((("logits", None), ("loss", None)))

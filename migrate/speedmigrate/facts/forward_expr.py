@@ -20,6 +20,7 @@ from speedmigrate.facts.axes import (
     is_tracked,
     join,
     join_all,
+    runs,
     size_of,
 )
 from speedmigrate.facts.dynamic_parts import Parts
@@ -31,6 +32,7 @@ from speedmigrate.facts.values import Values
 from speedmigrate.rule import Hop
 
 _NO_DATA = frozenset({"device", "dtype", "is_cuda", "requires_grad", "grad", "layout"})
+_DRAWING = frozenset({"rand", "randn", "rand_like", "randn_like", "bernoulli"})
 _HIDDEN = frozenset({"last_hidden_state", "encoder_last_hidden_state"})
 TOKEN_HEADS = ("CausalLM", "LMHeadModel", "MaskedLM", "ConditionalGeneration", "Seq2SeqLM", "TokenClassification")
 
@@ -42,6 +44,7 @@ class Read:
     Attributes:
         corrects: places where today's pads enter the result.
         counted: fields that a loss counts.
+        drawn: places that draw numbers at random, as many as the padded batch has positions.
         unset: attributes that are read before anything padded is put into them.
     """
 
@@ -52,13 +55,14 @@ class Read:
     corrects: list[Hop] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
     counted: dict[Key, Hop] = field(default_factory=dict)
+    drawn: list[Hop] = field(default_factory=list)
     attributes: dict[tuple[Resolved, str], Value] = field(default_factory=dict)
     unset: set[tuple[Resolved, str]] = field(default_factory=set)
     done: dict[object, Value] = field(default_factory=dict)
     steps: int = 0
     parts: Parts = field(default_factory=dict)
     setting: Callable[[Expr], Const | None] = lambda _: None
-    made: Callable[[Resolved], bool] = lambda _: True
+    built: Callable[[Resolved], tuple[Resolved, ...]] = lambda value: (value,)
 
     @property
     def is_left(self) -> bool:
@@ -88,6 +92,11 @@ class Expressions:
         hop = self.hop(node, why)
         if hop not in self.read.corrects:
             self.read.corrects.append(hop)
+
+    def draw(self, node: ast.AST, name: str, sizes: tuple[str, ...]) -> None:
+        """Note numbers that are drawn for every position: others are drawn for another width."""
+        if name in _DRAWING and any(map(runs, sizes)):
+            self.read.drawn.append(self.hop(node, "numbers are drawn for every position"))
 
     def at(self, node: ast.expr) -> Expr:
         return Expr(self.module, node, self.frame)

@@ -68,8 +68,9 @@ class Indexing(Arithmetic):
 
     def index(self, node: ast.Subscript, base: Tensor, parts: list[ast.expr]) -> Value:
         """Take part of a tensor, one entry of the index after the other."""
-        if len(parts) == 1 and isinstance(mask := self.eval_index(parts[0]), Tensor):
-            return self.select(node, base, mask)
+        if all(map(_is_whole, parts[1:])) and isinstance(mask := self.eval_index(parts[0]), Tensor):
+            if len(parts) == 1 or (base.is_padded and mask.is_padded and mask.is_zero):
+                return self.select(node, base, mask)
         left, right = parts, []
         for position, part in enumerate(parts):
             if isinstance(part, ast.Constant) and part.value is Ellipsis:
@@ -159,6 +160,10 @@ class Indexing(Arithmetic):
         if not base.is_padded:
             return mask.computed((*mask.axes, REST))
         return replace(base, axes=base.axes[1:], key=None)
+
+
+def _is_whole(part: ast.expr) -> bool:
+    return isinstance(part, ast.Slice) and part.lower is None and part.upper is None and part.step is None
 
 
 def _taken(parts: list[ast.expr]) -> int:

@@ -107,6 +107,12 @@ class Arithmetic(Expressions):
             return self.product(node, left, right)
         if isinstance(left, tuple) and isinstance(right, tuple) and isinstance(node.op, ast.Add):
             return left + right
+        if isinstance(node.op, ast.Add) and any(
+            isinstance(each, tuple | Many) and is_tracked(each) for each in (left, right)
+        ):
+            return Many(
+                join_all([each.of if isinstance(each, Many) else each for each in (*_flat(left), *_flat(right))])
+            )
         if isinstance(left, tuple) and isinstance(node.op, ast.Mult):
             return Many(join_all(left))
         if isinstance(left, Width) or isinstance(right, Width):
@@ -190,6 +196,10 @@ class Arithmetic(Expressions):
         why, wrong = left.why or right.why, left.wrong or right.wrong
         weights, is_count = left.weights or right.weights, left.is_count and right.is_count
         return Tensor(axes, None, 0 if zero else None, reach, weights, losses, cut, why, wrong, is_count=is_count)
+
+
+def _flat(value: Value) -> tuple[Value, ...]:
+    return value if isinstance(value, tuple) else () if value is None else (value,)
 
 
 def inverted(tensor: Tensor) -> Tensor:

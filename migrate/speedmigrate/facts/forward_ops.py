@@ -153,6 +153,8 @@ class Ops(Reductions):
             "split": lambda: self.parts(node, base, _or(given.get(first + 1, "dim"), 0)),
             "unbind": lambda: self.unbound(node, base, _or(given.get(first, "dim"), 0)),
             "gather": lambda: self.gathered(node, base, given.get(first, "dim"), given.get(first + 1, "index")),
+            "scatter": lambda: self.scattered(node, base, given.get(first, "dim"), given.get(first + 1, "index")),
+            "scatter_": lambda: self.scattered(node, base, given.get(first, "dim"), given.get(first + 1, "index")),
             "repeat_interleave": lambda: self.along(node, base, _or(given.get(first + 1, "dim"), NOTHING)),
             "index_select": lambda: self.along(node, base, other),
             "flip": lambda: self.along(node, base, other),
@@ -234,14 +236,25 @@ class Ops(Reductions):
             self.problem(node, "positions are taken in a way that is not followed")
             return None
         if not runs(base.axes[where]):
-            is_looked_up = isinstance(index, Tensor) and index.is_padded and not base.is_padded
-            return index.computed() if is_looked_up else replace(base.computed(), losses=base.losses)
+            if isinstance(index, Tensor) and index.is_padded and not base.is_padded:
+                return index.computed()
+            return replace(base.computed(), losses=base.losses)
         if isinstance(index, Tensor) and not index.is_padded and self.counts(index):
             return Tensor(tuple(FREE if i == where else axis for i, axis in enumerate(base.axes)), why=base.why)
         self.problem(node, "takes positions by their number")
         return None
 
-    def made(self, name: str, sizes: tuple[Value, ...]) -> Value:
+    def scattered(self, node: ast.AST, base: Tensor, dim: Value, index: Value) -> Value:
+        """Values written into the features of each position, which its own entries of the index choose."""
+        where = normal(base.axes, dim)
+        if where is not None and isinstance(index, Tensor) and len(index.axes) == len(base.axes):
+            pairs = [pair for i, pair in enumerate(zip(base.axes, index.axes, strict=True)) if i != where]
+            if not runs(base.axes[where]) and all(one == other for one, other in pairs):
+                return base.computed()
+        self.problem(node, "values are written into positions by their number")
+        return None
+
+    def made(self, name: str, sizes: tuple[Value, ...]) -> Tensor:
         axes = as_keys(tuple(map(axis_of, sizes)))
         fill = 0 if "zeros" in name else None
         return Tensor(axes, fill=fill)
@@ -257,7 +270,9 @@ class Ops(Reductions):
         if name == "arange":
             return self.arange(node, args or (given.get(None, "end"),))
         if name in _MADE:
-            return self.made(name, sizes_of(name, args or (given.get(None, "size"),)))
+            made = self.made(name, sizes_of(name, args or (given.get(None, "size"),)))
+            self.draw(node, name, made.axes)
+            return made
         if name in {"cat", "concat", "concatenate", "stack"}:
             dim = _or(given.get(1, "dim"), 0)
             return self.concatenate(node, first, dim) if name != "stack" else self.stacked(first, dim)
@@ -281,6 +296,7 @@ class Ops(Reductions):
                 return self.operated(node, name, second, first)
             return self.not_known(node, given)
         if name in _LIKE:
+            self.draw(node, name, first.axes)
             return Tensor(first.axes, fill=0 if name == "zeros_like" else None)
         return self.function_of(node, name, first, given)
 

@@ -6,7 +6,7 @@ import ast
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from speedmigrate.facts.axes import FIXED, FREE, KEYS, Nothing, Reach, Tensor, Value, broadcast, runs
+from speedmigrate.facts.axes import FIXED, FREE, KEYS, OPEN, ROWS, Nothing, Reach, Tensor, Value, broadcast, runs
 from speedmigrate.facts.forward_shapes import Shapes, normal
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Reductions(Shapes):
             return None
         if not runs(base.axes[index]):
             return base.computed()
+        self.apart(node, base)
         if base.axes[index][-1] != KEYS and any(axis[-1:] == KEYS for axis in base.axes):
             self.problem(node, "a softmax over the positions that ask, not over the keys")
             return None
@@ -39,6 +40,11 @@ class Reductions(Shapes):
             self.mention(node, "attention reaches earlier positions only")
         else:
             self.correct(node, "pads are attended today, and no longer")
+
+    def apart(self, node: ast.AST, value: Value) -> None:
+        """What runs along the positions must find those of each row by themselves."""
+        if isinstance(value, Tensor) and any(axis[-1:] in {ROWS, OPEN} for axis in value.axes):
+            self.problem(node, "rows are put one behind the other")
 
     def mention(self, node: ast.AST, why: str) -> None:
         hop = self.hop(node, why)
@@ -106,9 +112,8 @@ class Reductions(Shapes):
         if name != "flash_attn_func" and isinstance(mask, Tensor):
             reach = "pads" if mask.is_zero else mask.reach
         self.attended(node, reach)
-        if not isinstance(query, Tensor):
-            return None
-        return query.computed()
+        self.apart(node, query)
+        return query.computed() if isinstance(query, Tensor) else None
 
     def attention_layer(self, node: ast.Call, name: str, callee: object, given: Given) -> Value:
         """An attention layer of torch.nn: a key padding mask or a causal mask keeps pads out."""
@@ -123,6 +128,7 @@ class Reductions(Shapes):
         query = given.args[0] if given.args else given.get(None, "query")
         if any(isinstance(each, Tensor) and each.is_padded for each in given.all):
             self.attended(node, reach)
+        self.apart(node, query)
         result = query.computed() if isinstance(query, Tensor) else None
         return (result, None) if name == "MultiheadAttention" else result
 

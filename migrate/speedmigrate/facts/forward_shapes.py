@@ -74,7 +74,11 @@ class Shapes(Tables):
             axes[0] = ROWS if not features or (REST not in base.axes and features == 0) else OPEN
         elif where == 0 and len(sizes) == 2 and features:
             axes[0] = ROWS if base.axes[held] == ROWS or isinstance(sizes[1], Size) else OPEN
+        elif where == 0 and sizes[1:] == [1] and not features and REST not in base.axes:
+            axes[0] = ROWS
         elif where == held and (len(sizes) - where - 1 > 0) == (features > 0):
+            if held and all(isinstance(size, int) for size in sizes[:where]):
+                self.problem(node, "rows are put one behind the other")
             axes[where] = base.axes[held]
         else:
             self.problem(node, _BAD_SHAPE)

@@ -54,6 +54,10 @@ class Tables(Indexing):
                 found = self.tensor_of(value)
                 if isinstance(found, Tensor):
                     return found
+            if isinstance(given.node, ast.Subscript | ast.BinOp | ast.UnaryOp):
+                found = self.made_by(given)
+                if isinstance(found, Tensor):
+                    return found
         return None
 
     def registered(self, owner: Inst, cls: Cls, name: str) -> Iterator[Expr]:

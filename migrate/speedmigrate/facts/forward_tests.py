@@ -38,9 +38,10 @@ class Tests(Calls):
         for node in ast.walk(test):
             if isinstance(node, ast.Compare) and len(node.ops) == 1:
                 left, right = self.eval(node.left), self.eval(node.comparators[0])
-                are_shapes = isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right)
-                op = type(node.ops[0])
-                for one, other in zip(left, right, strict=True) if are_shapes else ((left, right),):
+                op, pairs = type(node.ops[0]), [(left, right)]
+                if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
+                    pairs = list(zip(left, right, strict=True))
+                for one, other in pairs:
                     if isinstance(one, Width) and not isinstance(other, Width):
                         yield op, other
                     elif isinstance(other, Width) and not isinstance(one, Width):

@@ -73,6 +73,7 @@ def _add_step(
     step.give_back(func.node, outputs)
     read = step.read
     use.hops += [hop for hop in read.hops if hop not in use.hops]
+    use.drawn += read.drawn
     use.models += [model for model in read.models if model not in use.models]
     use.problems += read.problems
     use.corrects += read.corrects

@@ -69,6 +69,7 @@ def _reaching(module: Module, scope: ScopeNode, name: str, use: ast.AST | None) 
 def all_bindings(scope: ScopeNode, name: str) -> frozenset[Binding]:
     """Return every binding of a name in a scope: what a function defined inside it may see."""
     found = set() if isinstance(scope, ast.Lambda) else set(_all_bindings(scope.body, name) or ())
+    found = {binding for binding in found if not isinstance(binding.node, ast.Delete)}
     if isinstance(scope, FunctionNode | ast.Lambda):
         found |= {Binding(name, "parameter", a) for a in all_arguments(scope.args) if a.arg == name}
     return frozenset(found)

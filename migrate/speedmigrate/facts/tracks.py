@@ -45,6 +45,7 @@ class Use:
         masked: whether a model of transformers gets the batch's mask.
         corrects: places where today's pads enter the result (attended without a mask, counted in the loss), so that the
             loss changes without them.
+        drawn: places that draw numbers at random, as many as the padded batch has positions.
         added_keys: whether the whole dict goes to the model (`model(**batch)`), so a mask can be added to it.
     """
 
@@ -54,6 +55,7 @@ class Use:
     problems: list[Hop] = field(default_factory=list)
     corrects: list[Hop] = field(default_factory=list)
     hops: list[Hop] = field(default_factory=list)
+    drawn: list[Hop] = field(default_factory=list)
     backward: bool = False
     added_keys: bool = False
     masked: bool = False

@@ -81,6 +81,7 @@ def _read_own(
         use.problems += read.problems
         use.corrects += read.corrects
         use.hops += read.hops
+        use.drawn += read.drawn
         return
     use.problems += pretrained_problems(entry.values, model, fields)
     if masked and reads_mask(entry.values, model):

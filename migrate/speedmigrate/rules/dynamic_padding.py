@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from speedmigrate.chain.batch_makers import batch_makers
 from speedmigrate.chain.contracts_fixed import fixed_contracts, is_image_text
-from speedmigrate.chain.padding import padding
+from speedmigrate.chain.padding import is_cut_back, padding
 from speedmigrate.chain.static_collates import static_collates
 from speedmigrate.chain.switches import switches
 from speedmigrate.chain.trims import trims
@@ -54,7 +54,8 @@ _STATIC = {
 def check(entry: EntryFacts) -> Iterator[Finding]:
     known = padding(entry)
     fact = known.facts[0]
-    stripped = {group.func.node for group in padded_datasets(entry)}
+    cut_back = is_cut_back(entry)
+    stripped = {group.func.node for group in padded_datasets(entry) if not (group.refusals and cut_back)}
     trimmed = [trim for trim in trims(entry) if not trim.problems]
     spoken = stripped.union(*(switch.covers for switch in switches(entry)))
     spoken = spoken.union(*(found.covers for found in static_collates(entry)), *(trim.covers for trim in trimmed))

@@ -52,6 +52,8 @@ def _change(entry: EntryFacts, maker: BatchMaker, place: Place) -> Finding:
     if maker.corrects:
         first = maker.corrects[0]
         message += f". Before: {first.what} ({first.path}:{first.line})"
+    if maker.note:
+        message += f". {maker.note}"
     return RULE.finding(
         "change",
         place,

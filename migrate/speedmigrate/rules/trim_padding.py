@@ -32,6 +32,7 @@ from speedmigrate.facts.loaders import Loader
 from speedmigrate.requirements import runtime_requirement
 from speedmigrate.rule import AddImport, Effect, Example, Finding, Hop, InsertStatement, Op, Replace, Rule, SetKeyword
 
+_MAX_COLUMNS = 120
 NEEDS = ("speedmigrate[runtime]", "torch>=1.13")
 
 
@@ -69,7 +70,7 @@ def _message(trim: Trim, draws: Hop | None) -> str:
     if trim.use.corrects:
         text += ". " + "; ".join(dict.fromkeys(f"{hop.what} ({hop.path}:{hop.line})" for hop in trim.use.corrects[:3]))
     if draws is not None:
-        text += f". {draws.what}: other positions are masked than before, by the same chances"
+        text += f". {draws.what}: other numbers are drawn than before, by the same chances"
     return text
 
 
@@ -80,7 +81,7 @@ def _ops(entry: EntryFacts, trim: Trim) -> list[Op] | None:
     if trim.tokenizer and trim.is_static:
         ops.append(AddImport(path, "speedruntime", "pad_values_of"))
     ops += runtime_requirement(entry.project, path)
-    if loader.kind == "Trainer" and not (trim.serves_evaluation and _is_plain(loader)):
+    if loader.kind == "Trainer" and not (trim.serves_evaluation and _is_plain(loader) and not _reads(entry, loader)):
         return _training_only(trim, ops)
     start, end = site.module.source.span(site.node)
     collate, imports = _collate(loader)
@@ -90,6 +91,15 @@ def _ops(entry: EntryFacts, trim: Trim) -> list[Op] | None:
         return [*ops, *imports, Replace(path, first, last, code)]
     keyword = "data_collator" if loader.kind == "Trainer" else "collate_fn"
     return [*ops, *imports, SetKeyword(path, start, end, keyword, code)]
+
+
+def _reads(entry: EntryFacts, loader: Loader) -> bool:
+    """Whether predictions of evaluation are read: batches of several widths would fill them up with -100."""
+    for name in ("compute_metrics", "preprocess_logits_for_metrics"):
+        given = loader.argument(name)
+        if given is not None and not (isinstance(given.node, ast.Constant) and given.node.value is None):
+            return True
+    return any(isinstance(site.node.func, ast.Attribute) and site.node.func.attr == "predict" for site in entry.methods)
 
 
 def _is_plain(loader: Loader) -> bool:
@@ -127,12 +137,20 @@ def _training_only(trim: Trim, ops: list[Op]) -> list[Op] | None:
         return None
     name = ast.unparse(target)
     start, end = module.source.span(statement)
-    code = f"use_train_collator({name}, {_collator(trim, f'{name}.data_collator')})"
+    arguments = _arguments(trim, f"{name}.data_collator")
+    code = f"use_train_collator({name}, PaddingCollator({', '.join(arguments)}))"
+    if statement.col_offset + len(code) > _MAX_COLUMNS:
+        lines = "".join(f"    {argument},\n" for argument in arguments)
+        code = f"use_train_collator({name}, PaddingCollator(\n{lines}))"
     ops.append(AddImport(module.path, "speedruntime", "use_train_collator"))
     return [*ops, InsertStatement(module.path, start, end, code, "after")]
 
 
 def _collator(trim: Trim, collate: str) -> str:
+    return f"PaddingCollator({', '.join(_arguments(trim, collate))})"
+
+
+def _arguments(trim: Trim, collate: str) -> list[str]:
     arguments = [_pad_values(trim)]
     if collate:
         arguments.append(f"collate_fn={collate}")
@@ -142,7 +160,7 @@ def _collator(trim: Trim, collate: str) -> str:
         arguments.append("dim=1")
     if trim.ids_alone:
         arguments.append("mask_is_not_pad=True")
-    return f"PaddingCollator({', '.join([*arguments, 'trim=True'])})"
+    return [*arguments, "trim=True"]
 
 
 def _pad_values(trim: Trim) -> str:
@@ -156,6 +174,7 @@ def _pad_values(trim: Trim) -> str:
     }
     said = {key for key, code in trim.pads.items() if trim.is_static and known.get(str(key)) == code}
     pads = {key: code for key, code in trim.pads.items() if code is not None and key not in said}
+    pads |= dict.fromkeys(trim.left, "None")
     written = ", ".join(f'"{key}": {code}' for key, code in pads.items())
     if not trim.tokenizer:
         return f"{{{written}}}"
