@@ -100,7 +100,6 @@ CASES = {
     "adapter_cat": Case(
         _script("adapter_cat", "train_adapter.py", _ADAPTER_CAT),
         Proof((Stream({"0": 0, "1": 0, "2": 0}),), (Stream({"examples": 0, "labels": 0}),), results=("log.json",)),
-        pending="`reshape(bsz, seqlen, -1)` and a gate that is broadcast are taken for a fixed length",
     ),
     "features_tensordataset": Case(
         _script("features_tensordataset", "run.py", _FEATURES),
