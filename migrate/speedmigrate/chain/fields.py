@@ -11,7 +11,7 @@ from speedmigrate.chain.data_maps import functions
 from speedmigrate.chain.data_origins import Origin, origins
 from speedmigrate.chain.row_reader import Reader, function_cell, method_cell, unnamed
 from speedmigrate.facts.entry import EntryFacts, Site
-from speedmigrate.facts.syntax import call_argument
+from speedmigrate.facts.syntax import call_argument, called_name
 from speedmigrate.facts.value import Cls, Const, Expr, Frame, Func, Inst, Result, Value
 from speedmigrate.rule import Hop
 
@@ -156,6 +156,7 @@ def _cells(entry: EntryFacts, origin: Origin, ran: set[ast.AST]) -> Iterator[Cel
             result = function_cell(entry, func, _frame(entry, func), row, ran)
             if result.kind in {"record", "encoded"}:
                 row = result
+        _rename(entry, row)
         yield row
     elif isinstance(value, Inst) and isinstance(value.of, Cls):
         for name in _ROWS:
@@ -172,6 +173,26 @@ def _cells(entry: EntryFacts, origin: Origin, ran: set[ast.AST]) -> Iterator[Cel
         yield _tensors(entry, value, ran)
     elif isinstance(value, Result) and isinstance(value.of, Func):
         yield function_cell(entry, value.of, Frame(value.of, value.call, value.of.receiver), Cell("other"), ran)
+
+
+def _rename(entry: EntryFacts, row: Cell) -> None:
+    """Give the columns the names that `rename_column` gives them."""
+    for site in entry.methods:
+        name = called_name(site.node)
+        if name not in {"rename_column", "rename_columns"}:
+            continue
+        pairs = [site.node.args[:2]] if name == "rename_column" else _entries(site.node.args[:1])
+        for pair in pairs:
+            keys = [entry.values.key(site.expr.at(part)) for part in pair]
+            if len(keys) == 2 and isinstance(keys[1], str) and keys[0] in row.items:
+                row.items[keys[1]] = row.items.pop(keys[0])
+
+
+def _entries(arguments: list[ast.expr]) -> list[list[ast.expr]]:
+    found = arguments[0] if arguments else None
+    if not isinstance(found, ast.Dict):
+        return []
+    return [[key, value] for key, value in zip(found.keys, found.values, strict=True) if key is not None]
 
 
 def _iterator(entry: EntryFacts, value: Inst, method: Func) -> tuple[Inst, Func] | None:

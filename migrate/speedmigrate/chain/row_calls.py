@@ -288,7 +288,8 @@ class Calls(Expressions):
             return Cell("tokens", fill, like.side, like.width)
         if pad is not None:
             return tokens(fill, pad.side, self.length(pad))
-        return Cell("filler", fill)
+        width = self.counted(node.args[0]) if len(node.args) == 1 and name in {"zeros", "ones"} else ""
+        return tokens(fill, width=width) if width else Cell("filler", fill)
 
     def sized(self, node: ast.Call) -> Cell | None:
         """Return the tokens whose size a tensor is made with: `torch.ones(labels.shape)`."""

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from speedmigrate.facts.batches import loop_use
 from speedmigrate.facts.carry import carry
 from speedmigrate.facts.collates import stacks
+from speedmigrate.facts.consumers import consumers, reads_predictions
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.loaders import Loader, sources
 from speedmigrate.facts.models import Model
@@ -16,7 +16,7 @@ from speedmigrate.facts.module import Module
 from speedmigrate.facts.rowvalue import Record, Rows, Run, Seq
 from speedmigrate.facts.syntax import call_argument, has_spread, own_nodes
 from speedmigrate.facts.tracks import Pads, Use
-from speedmigrate.facts.trainer_use import grouped, trainer_use
+from speedmigrate.facts.trainer_use import grouped
 from speedmigrate.facts.value import Cls, Const, Expr, Frame, ModuleRef
 from speedmigrate.rule import Hop
 
@@ -197,11 +197,14 @@ def _order(served: Served, key: Key) -> int:
 
 
 def _trainer_contract(served: Served, slots: tuple[Slot, ...]) -> Contract | list[Hop]:
-    read = _settled(slots, lambda slots: trainer_use(served.entry, served.loader, _pads(slots)))
+    read = _settled(slots, lambda slots: consumers(served.entry, served.loader, _pads(slots)))
     use, slots = read.use, read.slots
     problems = [*use.problems, *use.corrects, *grouped(served.entry), *_dropped(served, slots)]
     if problems:
         return problems
+    if reads_predictions(served.entry, served.loader) and not all("ForSequence" in m.name for m in use.models):
+        what = "evaluation reads predictions of the padded width, through the same collator"
+        return [served.loader.site.expr.hop(what)]
     names = {slot.key for slot in slots}
     add_mask = "attention_mask" not in names and all(isinstance(slot.key, str) for slot in slots)
     groups = _groups(served, slots)
@@ -270,7 +273,7 @@ def _mask_problems(loader: Loader, slots: tuple[Slot, ...]) -> list[Hop]:
 
 def _loop_contract(served: Served, slots: tuple[Slot, ...], width: int, is_tuple: bool) -> Contract | list[Hop]:
     loader = served.loader
-    read = _settled(slots, lambda slots: loop_use(served.entry, loader, _pads(slots)))
+    read = _settled(slots, lambda slots: consumers(served.entry, loader, _pads(slots)))
     use, slots = read.use, read.slots
     problems = [*use.problems, *use.corrects, *_lost_labels(served, use), *_mask_problems(loader, slots)]
     if problems:

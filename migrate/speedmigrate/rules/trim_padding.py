@@ -27,6 +27,7 @@ import ast
 from collections.abc import Iterator
 
 from speedmigrate.chain.trims import Trim, trims
+from speedmigrate.facts.consumers import reads_predictions
 from speedmigrate.facts.entry import EntryFacts
 from speedmigrate.facts.loaders import Loader
 from speedmigrate.requirements import runtime_requirement
@@ -81,7 +82,9 @@ def _ops(entry: EntryFacts, trim: Trim) -> list[Op] | None:
     if trim.tokenizer and trim.is_static:
         ops.append(AddImport(path, "speedruntime", "pad_values_of"))
     ops += runtime_requirement(entry.project, path)
-    if loader.kind == "Trainer" and not (trim.serves_evaluation and _is_plain(loader) and not _reads(entry, loader)):
+    if loader.kind == "Trainer" and not (
+        trim.serves_evaluation and _is_plain(loader) and not reads_predictions(entry, loader)
+    ):
         return _training_only(trim, ops)
     start, end = site.module.source.span(site.node)
     collate, imports = _collate(loader)
@@ -91,15 +94,6 @@ def _ops(entry: EntryFacts, trim: Trim) -> list[Op] | None:
         return [*ops, *imports, Replace(path, first, last, code)]
     keyword = "data_collator" if loader.kind == "Trainer" else "collate_fn"
     return [*ops, *imports, SetKeyword(path, start, end, keyword, code)]
-
-
-def _reads(entry: EntryFacts, loader: Loader) -> bool:
-    """Whether predictions of evaluation are read: batches of several widths would fill them up with -100."""
-    for name in ("compute_metrics", "preprocess_logits_for_metrics"):
-        given = loader.argument(name)
-        if given is not None and not (isinstance(given.node, ast.Constant) and given.node.value is None):
-            return True
-    return any(isinstance(site.node.func, ast.Attribute) and site.node.func.attr == "predict" for site in entry.methods)
 
 
 def _is_plain(loader: Loader) -> bool:
