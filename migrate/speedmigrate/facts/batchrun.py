@@ -23,7 +23,7 @@ from speedmigrate.facts.batchvalue import OTHER, Batch, batch_of
 from speedmigrate.facts.forward_calls import Given
 from speedmigrate.facts.reaching import reaching
 from speedmigrate.facts.syntax import called_name
-from speedmigrate.facts.value import Attr, Ext, Func, Inst, Unknown
+from speedmigrate.facts.value import Attr, Ext, Func, Inst, Item, Result, Unknown
 
 # What shows values and keeps nothing of them.
 _SHOWING = frozenset(
@@ -73,7 +73,8 @@ class Loop(Models):
         if isinstance(node.func, ast.Attribute) and isinstance(self.eval(node.func.value), Tensor | Output):
             return False
         callees = self.values.of(self.at(node.func))
-        return not any(isinstance(c, Func) or (isinstance(c, Ext) and c.package in _COMPUTING) for c in callees)
+        is_outside = any(isinstance(c, Ext) and c.package in _COMPUTING for c in callees)
+        return not is_outside and not self.is_layer(node.func)
 
     def back(self, node: ast.AST, value: Value) -> None:
         """The loss: a number, into which pads did not get through a mean over positions."""
@@ -157,6 +158,10 @@ class Loop(Models):
         for value in self.values.of(self.at(node)):
             if isinstance(value, Inst) and isinstance(value.of, Ext) and _makes_tensor(value.of):
                 return self.tensor_of(value) or Tensor((REST,), is_table=True)
+            if _is_turned(value):
+                for binding in reaching(self.module, self.module.scope(node), node.id, node):
+                    found = self.computed_outside(binding.value) if binding.value is not None else None
+                    return found if isinstance(found, Tensor) else Tensor((REST,), is_table=True)
             if isinstance(value, Unknown):
                 for binding in reaching(self.module, self.module.scope(node), node.id, node):
                     if isinstance(binding.value, _COMPUTED) and not binding.unpack:
@@ -324,3 +329,14 @@ def _mixed(value: Value) -> bool:
 def _makes_tensor(of: Ext) -> bool:
     """Whether a function makes a tensor or an array (`torch.linspace`, `numpy.ones`)."""
     return of.package in {"torch", "numpy"} and of.name.count(".") == 1 and of.last not in _NO_TENSORS
+
+
+def _is_turned(value: object) -> bool:
+    """Say whether a value is a tensor that torch makes, indexed or put into another shape."""
+    found = value
+    for _ in range(_MAX_OUTSIDE):
+        if isinstance(found, Item | Attr):
+            found = found.of
+        elif isinstance(found, Result) and isinstance(found.of, Attr):
+            found = found.of.of
+    return found is not value and isinstance(found, Inst) and isinstance(found.of, Ext) and _makes_tensor(found.of)

@@ -39,6 +39,7 @@ _LAYERS = frozenset(
 )
 _LIBRARIES = frozenset("torch fairscale apex loralib bitsandbytes transformers timm megatron".split())
 _EMBEDDINGS = frozenset({"Embedding", "ParallelEmbedding", "VocabParallelEmbedding"})
+_LOGGING = frozenset({"warn", "info", "debug", "warning"})
 _RUNS_ITS_ARGUMENT = frozenset({"torch.utils.checkpoint.checkpoint", "deepspeed.checkpointing.checkpoint"})
 _KEPT_FOR_BACKWARD = frozenset({"save_for_backward", "mark_dirty", "mark_non_differentiable"})
 # Parts of models of transformers that work on each position, or move the tokens one to the right.
@@ -110,13 +111,14 @@ class Calls(Losses):
                     return found  # type: ignore[return-value]
         given = self.arguments(node)
         name = called_name(node)
-        if name == "isinstance" and len(node.args) == 2:
+        plain = name if isinstance(node.func, ast.Name) else ""
+        if plain == "isinstance" and len(node.args) == 2:
             return self.is_instance(node, given.args[0])
-        if name == "len" and len(given.args) == 1:
+        if plain == "len" and len(given.args) == 1:
             return self.length(given.args[0])
-        if name == "list" and not node.args:
+        if plain == "list" and not node.args:
             return ()
-        if name in {"print", "warn", "info", "debug", "warning"}:
+        if plain == "print" or (name in _LOGGING and not self.is_layer(node.func)):
             return None
         if name not in MAKERS and not any(is_tracked(value) or isinstance(value, Tensor) for value in given.all):
             return None
@@ -128,6 +130,10 @@ class Calls(Losses):
         return join_all(
             [self.invoke(node, callee, given) for callee in self.possible(node, list(dict.fromkeys(callees)))]
         )
+
+    def is_layer(self, func: ast.expr) -> bool:
+        """Say whether what is called is made by the model: a layer may be called like a method of a logger."""
+        return any(isinstance(value, Inst | Cls | Func) for value in self.values.of(self.at(func)))
 
     def possible(self, node: ast.Call, callees: list[Resolved]) -> list[Resolved]:
         """Return what of several callees a call can be."""

@@ -166,7 +166,9 @@ class Arithmetic(Expressions):
             return inverted(tensor)
         scaled = isinstance(node.op, ast.Mult | ast.Div)
         if tensor.reach == "drop" and scaled:
-            return replace(tensor, reach="pads", key=None, fill=None)
+            # Added to scores, a small number only makes pads less likely.
+            weak = isinstance(other, int | float) and abs(other) < _HIDING
+            return replace(tensor, reach="" if weak else "pads", key=None, fill=None)
         kept = tensor.losses, tensor.weights
         fill = 0 if scaled and tensor.is_zero else None
         return replace(tensor, key=None, fill=fill, losses=kept[0], weights=kept[1])
@@ -211,6 +213,8 @@ def inverted(tensor: Tensor) -> Tensor:
     return tensor.computed()
 
 
+# What is added to scores hides a position from this size on.
+_HIDING = 1e3
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: lambda a, b: a == b,
     ast.NotEq: lambda a, b: a != b,
