@@ -230,6 +230,23 @@ KEPT = {
         "s = self.out(h)",
         "return F.cross_entropy(s.view(-1, s.size(-1)), labels.reshape(-1))",
     ),
+    "a triangle that is cut": body(
+        "n = ids.size(1)",
+        "w = torch.where(self.causal[:, :n, :n], h @ h.transpose(1, 2), torch.tensor(-1e9))",
+        "return self.out(w.softmax(-1) @ h)",
+        init="self.register_buffer('causal', torch.ones(longest, longest).tril().bool()[None])",
+    ),
+    "at most so many positions": body(
+        "assert ids.shape[1] <= self.longest",
+        "if ids.shape[1] > self.longest:",
+        "    raise ValueError",
+        "return self.out(h)",
+    ),
+    "a rotation as complex numbers": body(
+        "n, pairs = ids.size(1), torch.view_as_complex(h.reshape(*h.shape[:-1], -1, 2))",
+        "return self.out(torch.view_as_real(pairs * self.turns[None, :n]).flatten(2))",
+        init="self.register_buffer('turns', torch.ones(longest, wide // 2))",
+    ),
     "a lookup of flags": body(
         "return self.out(h) if self.training else self.out(h[:, -1])",
     ),
@@ -320,6 +337,65 @@ REFUSED = {
         "a softmax over the positions that ask, not over the keys",
     ),
     "every other position": (body("return self.out(h[:, ::2])"), "takes every other position"),
+    "a causal buffer used whole": (
+        body(
+            "w = torch.where(self.causal, h @ h.transpose(1, 2), torch.tensor(-1e9))",
+            "return self.out(w.softmax(-1) @ h)",
+            init="self.register_buffer('causal', torch.ones(longest, longest).tril().bool()[None])",
+        ),
+        "a table of a fixed size is used whole",
+    ),
+    "rows of a table under a new axis": (
+        body("return self.out(h + self.place.weight[None])", init="self.place = nn.Embedding(longest, wide)"),
+        "a table of a fixed size is used whole",
+    ),
+    "the end of a table": (
+        body("return self.out(h + self.place[-h.shape[1]:])", init="self.place = nn.Parameter(torch.ones(longest))"),
+        "a slice that starts at the padded width",
+    ),
+    "a row of a table for the width": (
+        body("return self.out(h + self.place.weight[h.shape[1] - 1])", init="self.place = nn.Embedding(longest, wide)"),
+        "the padded width is used as an index",
+    ),
+    "a mask that is not seen": (
+        body("w = (h @ h.transpose(1, 2)).masked_fill(words.seen(), -1e9)", "return self.out(w.softmax(-1) @ h)"),
+        "a mask that is not followed",
+    ),
+    "rows in one attention": (
+        body("h = h.flatten(0, 1)", "return self.out((h @ h.transpose(-2, -1)).softmax(-1) @ h)"),
+        "rows are put one behind the other",
+    ),
+    "a normalisation over the width": (
+        body("return self.out(F.layer_norm(h, h.shape[1:]))"), "a layer over the positions",
+    ),
+    "an axis that is not there": (
+        body("return self.out(self.embed(ids.squeeze(1)))"), "the positions are squeezed, so they stand elsewhere",
+    ),
+    "a width that is demanded": (
+        body("assert ids.shape[1] == self.longest", "return self.out(h)"), "a width is demanded",
+    ),
+    "a width that others than one stop": (
+        body("if h.shape != (4, self.longest, 32):", "    raise ValueError", "return self.out(h)"),
+        "a width is demanded",
+    ),
+    "another result for short rows": (
+        body("if ids.shape[1] < 32:", "    return self.out(h)", "return self.out(h * 2)"),
+        "the padded width decides what is computed",
+    ),
+    "another factor for short rows": (
+        body("return self.out(h * (1.0 if ids.shape[1] > 32 else 0.5))"),
+        "the padded width decides what is computed",
+    ),
+    "what the last batch left": (
+        body(
+            "if self.last is not None:",
+            "    h = h + self.last",
+            "self.last = h.detach()",
+            "return self.out(h)",
+            init="self.last = None",
+        ),
+        "batch data is kept for the next batch, whose width is another",
+    ),
     "a division by the width": (
         body("return self.out(h) / ids.size(1)"), "the padded width is computed with",
     ),

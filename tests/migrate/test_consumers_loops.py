@@ -47,6 +47,10 @@ STEP = "    loss.backward()\n    opt.step()\n"
 
 # name: (script behind the head, pads of the fields), then what is read: problems and corrections as (line, words)
 RIGHT: dict[str, tuple[str, dict[Key, Pads]]] = {
+    "a position that the mask counts": (
+        CAUSAL + "for batch in loader:\n    last = (batch['attention_mask'].sum(1) - 1).clamp(min=0).long()\n"
+        "    logits = model(**batch).logits\n    loss = logits[torch.arange(len(last)), last].mean()\n" + STEP, TEXT
+    ),
     "whole batch": (
         CAUSAL + "for batch in loader:\n    loss = model(**batch).loss\n" + STEP, TEXT
     ),
@@ -132,6 +136,37 @@ CORRECTED: dict[str, tuple[str, dict[Key, Pads], list[tuple[int, str]]]] = {
     ),
 }  # fmt: skip
 WRONG: dict[str, tuple[str, dict[Key, Pads], list[tuple[int, str]]]] = {
+    "rows in one sequence": (
+        CAUSAL + "for batch in loader:\n    batch = {k: torch.cat(list(v))[None] for k, v in batch.items()}\n"
+        "    loss = model(**batch).loss\n" + STEP, TEXT, [(3, "sequences are put one behind the other")]
+    ),
+    "rows in one sequence, by their shape": (
+        CAUSAL + "for batch in loader:\n    loss = model(batch['input_ids'].reshape(1, -1)).logits.mean() * 0\n" + STEP,
+        BARE, [(3, "rows are put one behind the other")]
+    ),
+    "kept for all batches": (
+        CAUSAL + "kept = []\nfor batch in loader:\n    out = model(**batch)\n    kept.append(out.logits)\n"
+        "    loss = out.loss\n" + STEP, TEXT, [(5, "padded values are kept in `kept`")]
+    ),
+    "kept for all batches by a helper": (
+        CAUSAL + "def keep(kept, out):\n    kept.append(out.logits)\nkept = []\nfor batch in loader:\n"
+        "    out = model(**batch)\n    keep(kept, out)\n    loss = out.loss\n" + STEP,
+        TEXT, [(3, "padded values are kept in `kept`")]
+    ),
+    "a list that grows": (
+        CAUSAL + "kept = []\nfor batch in loader:\n    out = model(**batch)\n    kept = kept + [out.logits]\n"
+        "    loss = out.loss\n" + STEP, TEXT, [(5, "batch data is kept for the next batch")]
+    ),
+    "a position that a field names": (
+        CAUSAL + "for batch in loader:\n    last = batch.pop('last')\n    logits = model(**batch).logits\n"
+        "    loss = logits[torch.arange(len(last)), last].mean()\n" + STEP,
+        TEXT, [(5, "takes positions by their number")]
+    ),
+    "attention weights": (
+        CAUSAL + "for batch in loader:\n    out = model(**batch, output_attentions=True)\n"
+        "    loss = out.loss + out.attentions[-1].mean()\n" + STEP,
+        TEXT, [(4, "`mean` runs over the padded positions")]
+    ),
     "a fixed length": (
         CAUSAL + "for batch in loader:\n    h = model(batch['input_ids']).logits.view(-1, 64, 9)\n"
         "    loss = h.sum()\n" + STEP,

@@ -16,6 +16,7 @@ from speedmigrate.chain.framework import Trainer, trainers
 from speedmigrate.chain.padding import padding
 from speedmigrate.chain.pads import pads, strategy
 from speedmigrate.chain.roles import origin, role
+from speedmigrate.chain.switch_rows import row_gaps
 from speedmigrate.chain.switches import Switch, reached
 from speedmigrate.facts.collates import stacks
 from speedmigrate.facts.entry import EntryFacts, Scope
@@ -60,6 +61,7 @@ def gaps(entry: EntryFacts, switch: Switch) -> Iterator[Hop]:
         yield from _does_not_pad(entry, off, collate)
     yield from _ragged_fields(entry, switch, found)
     yield from _ragged_tensors(entry, switch, off)
+    yield from row_gaps(entry)
     yield from _pipelined(entry)
     yield from _noisy(entry)
     yield from _gathered(entry)
