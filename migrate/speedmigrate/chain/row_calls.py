@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from speedmigrate.chain.cells import Cell, Fill, concatenated, filled, joined, other, tokens
-from speedmigrate.chain.row_expr import Expressions
+from speedmigrate.chain.row_sequences import Sequences
 from speedmigrate.facts.module import FunctionNode
 from speedmigrate.facts.reaching import all_arguments
 from speedmigrate.facts.syntax import call_argument, called_name
@@ -34,7 +34,7 @@ _TOLD = frozenset({"padding", "truncation", "return_tensors", "pad_to_max_length
 _FULL = {"zeros": 0, "ones": 1, "zeros_like": 0, "ones_like": 1, "new_zeros": 0, "new_ones": 1, "empty": None}
 
 
-class Calls(Expressions):
+class Calls(Sequences):
     """Evaluates calls."""
 
     def _call(self, node: ast.Call) -> Cell:
